@@ -1,0 +1,24 @@
+//! Words of the Tenure protocol.
+//!
+//! Every crate speaks in these types: names of groups, members and partitions, epochs, offsets, time,
+//! stable error codes and the limits of what may come from outside.
+//! The crate has no IO, no clock and no dependency but `thiserror`.
+
+#![warn(missing_docs)]
+
+mod code;
+mod epoch;
+mod id;
+pub mod limits;
+mod offset;
+mod settings;
+mod time;
+mod topic;
+
+pub use code::{ErrorCode, RetryClass};
+pub use epoch::{Epoch, EpochError, GroupEpoch, Index, MemberEpoch, Term};
+pub use id::{GroupId, InstanceId, MemberId, NameError, RequestId};
+pub use offset::{CommitSequence, NextOffset, OffsetError};
+pub use settings::{GroupSettings, Home, LeaseSettings, SettingsError, SinkSetting, Takeover};
+pub use time::{Clock, ManualClock, Tick, Timestamp};
+pub use topic::{Partition, PartitionIndex, TopicId, TopicIdError, TopicName};

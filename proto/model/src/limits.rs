@@ -1,0 +1,61 @@
+//! Limits of everything that comes from outside.
+//!
+//! Each limit is checked where input enters (the conversions of `tenure-proto`) and, where it bounds the
+//! replicated state, once more by the group state machine.
+
+/// Longest group, member, instance, topic or sink name, in bytes (Kafka's limit for topics).
+pub const NAME_BYTES_MAX: usize = 249;
+
+/// Longest reason or actor of an operator's request, in bytes.
+pub const REASON_BYTES_MAX: usize = 1024;
+
+/// Longest metadata of a committed offset, in bytes (Kafka's default limit).
+pub const METADATA_BYTES_MAX: usize = 4096;
+
+/// Longest error text that a member may report, in bytes; longer texts are cut by the SDK.
+pub const ERROR_TEXT_BYTES_MAX: usize = 2048;
+
+/// Largest gRPC request, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Groups in one cluster.
+pub const GROUPS_MAX: usize = 10_000;
+
+/// Members in one group.
+pub const MEMBERS_MAX: usize = 10_000;
+
+/// Topics known to one group.
+pub const TOPICS_MAX: usize = 10_000;
+
+/// Partitions of one topic.
+pub const TOPIC_PARTITIONS_MAX: u32 = 100_000;
+
+/// Partitions known to one group, over all its topics.
+pub const GROUP_PARTITIONS_MAX: usize = 1_000_000;
+
+/// Topic names in one subscription.
+pub const SUBSCRIPTION_TOPICS_MAX: usize = 1_000;
+
+/// Sinks named in one group's settings.
+pub const SINKS_MAX: usize = 64;
+
+/// Partitions in one request (commit, release, verify).
+pub const REQUEST_PARTITIONS_MAX: usize = 10_000;
+
+/// Commands in one raft entry.
+pub const ENTRY_COMMANDS_MAX: usize = 1_024;
+
+/// Members that left or expired and are still remembered, in one group.
+pub const TOMBSTONES_MAX: usize = 1_000;
+
+/// Grants remembered for each partition. Default of the history setting.
+pub const GRANT_HISTORY_MAX: usize = 100;
+
+/// Operator actions remembered in one cluster. Default of the history setting.
+pub const OPERATOR_HISTORY_MAX: usize = 10_000;
+
+/// Longest ttl a member may ask for, in milliseconds (one hour).
+pub const TTL_MS_MAX: u64 = 3_600_000;
+
+/// Shortest ttl a member may ask for, in milliseconds.
+pub const TTL_MS_MIN: u64 = 300;

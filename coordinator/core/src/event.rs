@@ -1,0 +1,160 @@
+//! What happened. Events are the only thing that changes the state.
+
+use tenure_model::{
+    Epoch, GroupEpoch, GroupId, GroupSettings, InstanceId, MemberEpoch, MemberId, Partition,
+    RequestId, TopicId, TopicName,
+};
+
+use crate::command::{OffsetCommit, ReleaseReason};
+use crate::reply::PlannedMove;
+
+/// One change of the state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    GroupCreated {
+        group: GroupId,
+        settings: GroupSettings,
+    },
+    MemberJoined(Box<MemberJoined>),
+    /// The session was taken up again with new wishes (subscription, cap, client, lengths).
+    MemberUpdated(Box<MemberJoined>),
+    MemberLeft {
+        group: GroupId,
+        member: MemberId,
+        reason: String,
+    },
+    MemberExpired {
+        group: GroupId,
+        member: MemberId,
+    },
+    MemberSilenced {
+        group: GroupId,
+        member: MemberId,
+        silent_for_ms: u64,
+    },
+    MemberHeard {
+        group: GroupId,
+        member: MemberId,
+    },
+    MemberDrained {
+        group: GroupId,
+        member: MemberId,
+        draining: bool,
+    },
+    TopicGrown {
+        group: GroupId,
+        topic: TopicName,
+        topic_id: TopicId,
+        partition_count: u32,
+    },
+    GroupEpochRaised {
+        group: GroupId,
+        group_epoch: GroupEpoch,
+    },
+    TargetInstalled {
+        group: GroupId,
+        group_epoch: GroupEpoch,
+        target: Vec<(Partition, MemberId)>,
+    },
+    PartitionPinned {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+    },
+    PinsLifted {
+        group: GroupId,
+    },
+    PartitionGranted {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+        epoch: Epoch,
+    },
+    PartitionAcquired {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+        epoch: Epoch,
+        home_initialised: bool,
+    },
+    PartitionRevoked {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+        epoch: Epoch,
+    },
+    PartitionReleased {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+        epoch: Epoch,
+        cause: FreeCause,
+    },
+    /// No grant until the raft leader lifts the hold.
+    PartitionHeldBack {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+        error: String,
+    },
+    HoldLifted {
+        group: GroupId,
+        partition: Partition,
+    },
+    OffsetCommitted {
+        group: GroupId,
+        member: MemberId,
+        commit: OffsetCommit,
+    },
+    EpochFloorRaised {
+        floor: Epoch,
+    },
+    OperatorActed {
+        request: RequestId,
+        actor: String,
+        reason: String,
+        action: OperatorAction,
+        group: Option<GroupId>,
+        group_epoch: GroupEpoch,
+        moves: Vec<PlannedMove>,
+    },
+}
+
+/// A member's record as its join says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberJoined {
+    pub group: GroupId,
+    pub member: MemberId,
+    pub member_epoch: MemberEpoch,
+    pub instance: Option<InstanceId>,
+    pub topics: Vec<TopicName>,
+    pub ttl_ms: u64,
+    pub heartbeat_interval_ms: u64,
+    pub client: String,
+    pub partitions_max: Option<u32>,
+}
+
+/// Why a partition became free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FreeCause {
+    /// The owner let go.
+    Released(ReleaseReason),
+    /// The owner's lease ran out.
+    Expired,
+    /// The owner left.
+    Left,
+    /// The drain deadline passed.
+    DrainDeadline,
+    /// The acquire deadline passed.
+    AcquireDeadline,
+}
+
+/// What an operator did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OperatorAction {
+    Move,
+    Rebalance,
+    Drain,
+    Undrain,
+    RaiseEpochFloor,
+}

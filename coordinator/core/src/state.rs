@@ -1,0 +1,175 @@
+//! The replicated state. Read through its queries, changed only by [`State::apply`].
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use tenure_model::{
+    CommitSequence, Epoch, GroupEpoch, GroupId, GroupSettings, Index, InstanceId, MemberEpoch,
+    MemberId, NextOffset, Partition, RequestId, Timestamp, TopicId, TopicName,
+};
+
+use crate::event::{FreeCause, OperatorAction};
+use crate::reply::PlannedMove;
+
+/// Everything that the coordinators agree on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Highest epoch ever drawn, or the floor; 0 in a new cluster.
+    pub epoch_counter: u64,
+    /// Index of the last entry applied.
+    pub applied: Index,
+    /// Highest `proposed_at` seen.
+    pub now: Timestamp,
+    pub groups: BTreeMap<GroupId, Group>,
+    /// Newest at the back; at most `OPERATOR_HISTORY_MAX`.
+    pub operations: VecDeque<Operation>,
+}
+
+/// Consumers that share topics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    pub settings: GroupSettings,
+    pub epoch: GroupEpoch,
+    /// Group epoch that `target` was planned for. Below `epoch`: a plan is due.
+    pub target_epoch: GroupEpoch,
+    pub members: BTreeMap<MemberId, Member>,
+    /// Members that left or expired, oldest first; at most `TOMBSTONES_MAX`.
+    pub tombstones: VecDeque<MemberId>,
+    pub topics: BTreeMap<TopicId, Topic>,
+    pub partitions: BTreeMap<Partition, PartitionState>,
+    pub target: BTreeMap<Partition, MemberId>,
+    /// Moves that an operator wants to stay true until the next rebalance or the member's end.
+    pub pins: BTreeMap<Partition, MemberId>,
+}
+
+/// One running consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub epoch: MemberEpoch,
+    pub instance: Option<InstanceId>,
+    pub topics: Vec<TopicName>,
+    pub ttl_ms: u64,
+    pub heartbeat_interval_ms: u64,
+    pub client: String,
+    pub partitions_max: Option<u32>,
+    pub draining: bool,
+    pub joined_at: Timestamp,
+    /// Index of the last entry that changed what this member owns.
+    pub assignment_version: Index,
+    /// What it owns now, revoking or not.
+    pub owned: BTreeSet<Partition>,
+    /// Set while the log says that it is silent.
+    pub silent: Option<Silence>,
+}
+
+/// The log's word that a member was not heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// Index of the entry that said so.
+    pub index: Index,
+    /// How long it had been silent by then, in milliseconds.
+    pub silent_for_ms: u64,
+}
+
+/// One life of a topic, as members reported it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topic {
+    pub name: TopicName,
+    /// The largest count reported.
+    pub partition_count: u32,
+}
+
+/// One partition of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartitionState {
+    pub ownership: Ownership,
+    /// Epoch of the last grant.
+    pub epoch: Option<Epoch>,
+    pub committed: Option<Committed>,
+    /// Whether the home of the offset certainly has one for this partition.
+    pub home_initialised: bool,
+    /// Index of the entry that last changed the ownership; for a held partition it names the handoff.
+    pub changed_at: Index,
+    pub changed_time: Timestamp,
+    /// Why it last became free.
+    pub freed_by: Option<FreeCause>,
+    pub trouble: Option<Trouble>,
+}
+
+/// Who may write to a partition.
+///
+/// | from           | event             | to                        | epoch |
+/// |----------------|-------------------|---------------------------|-------|
+/// | Free           | granted           | Held, not acquired        | next  |
+/// | Held           | acquired          | Held, acquired            | same  |
+/// | Held           | revoked           | Revoking                  | same  |
+/// | Held, Revoking | released          | Free                      | same  |
+///
+/// Expiry, leave and passed deadlines are `released` with another cause.
+/// There is no edge from Revoking back to Held, and none from one member's Held to another's: every hand-over passes
+/// through Free, in the same apply or a later one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Ownership {
+    /// Nobody may write.
+    #[default]
+    Free,
+    /// `member` may write.
+    Held {
+        member: MemberId,
+        /// It said that it registered, verified and resumed.
+        acquired: bool,
+    },
+    /// `member` was asked to stop and may still write until it releases or is taken to have stopped.
+    Revoking { member: MemberId },
+}
+
+/// An offset that was committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    pub next_offset: NextOffset,
+    /// Epoch under which it was committed.
+    pub epoch: Epoch,
+    pub sequence: CommitSequence,
+    pub metadata: Vec<u8>,
+}
+
+/// Failed acquires since the last one that succeeded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub failures: u32,
+    /// Members that failed; planning avoids them while another is free to take it.
+    pub members: BTreeSet<MemberId>,
+    pub error: String,
+    /// No grant while set; the raft leader lifts it after a back-off.
+    pub held_back: bool,
+}
+
+/// One thing that an operator did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub request: RequestId,
+    pub index: Index,
+    pub time: Timestamp,
+    pub actor: String,
+    pub reason: String,
+    pub action: OperatorAction,
+    pub group: Option<GroupId>,
+    pub group_epoch: GroupEpoch,
+    pub moves: Vec<PlannedMove>,
+}
+
+impl Ownership {
+    /// The member that may write now.
+    #[must_use]
+    pub const fn owner(&self) -> Option<&MemberId> {
+        match self {
+            Self::Free => None,
+            Self::Held { member, .. } | Self::Revoking { member } => Some(member),
+        }
+    }
+
+    /// Whether the owner was asked to stop.
+    #[must_use]
+    pub const fn is_revoking(&self) -> bool {
+        matches!(self, Self::Revoking { .. })
+    }
+}

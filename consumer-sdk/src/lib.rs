@@ -1,1 +1,14 @@
+//! Consumer SDK of Tenure.
+//!
+//! A service links this crate, names its group and topics, and gets partitions one by one, each with an epoch.
+//! Every committed offset and every sink write carries the epoch, so that an owner that was rebalanced away is refused
+//! by the resource itself, however long it slept.
 
+#![warn(missing_docs)]
+
+pub mod grant;
+pub mod lease;
+pub mod sink;
+pub mod source;
+
+pub use tenure_model as model;

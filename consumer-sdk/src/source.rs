@@ -1,0 +1,178 @@
+//! Where records come from.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use tenure_model::{NextOffset, Partition, TopicId, TopicName};
+use tokio::sync::mpsc;
+
+use crate::sink::BoxError;
+
+/// One record. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Where it lies.
+    pub partition: Partition,
+    /// Name of the topic.
+    pub topic: TopicName,
+    /// Its offset.
+    pub offset: NextOffset,
+    /// Milliseconds since 1970; absent when the broker has none.
+    pub timestamp_ms: Option<i64>,
+    /// Key.
+    pub key: Option<Bytes>,
+    /// Value; absent in a tombstone.
+    pub value: Option<Bytes>,
+    /// Headers, in order.
+    pub headers: Vec<(String, Option<Bytes>)>,
+}
+
+impl Record {
+    /// Offset of the record to read after this one.
+    #[must_use]
+    pub fn next(&self) -> NextOffset {
+        NextOffset::new(self.offset.get().saturating_add(1)).unwrap_or(self.offset)
+    }
+
+    /// Name of the effect of this record: `topic id/partition/offset`. The epoch is not in it, or the next owner's
+    /// replay would have a new one.
+    #[must_use]
+    pub fn idempotency_key(&self) -> String {
+        format!("{}/{}/{}", self.partition.topic_id, self.partition.index, self.offset)
+    }
+}
+
+/// A topic as the source sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicInfo {
+    /// Name.
+    pub topic: TopicName,
+    /// Which life of it.
+    pub topic_id: TopicId,
+    /// Partitions, at least 1.
+    pub partition_count: u32,
+}
+
+/// Where to start a partition whose home has no offset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResetPolicy {
+    /// At the first record that is still there.
+    #[default]
+    Earliest,
+    /// After the last record.
+    Latest,
+    /// Not at all: the partition says so and waits for an operator.
+    Fail,
+}
+
+/// Limits of what is read ahead, per partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadAhead {
+    /// Records. Default 1000.
+    pub records: usize,
+    /// Bytes of keys and values. Default 8 MiB.
+    pub bytes: usize,
+}
+
+impl Default for ReadAhead {
+    fn default() -> Self {
+        Self { records: 1000, bytes: 8 * 1024 * 1024 }
+    }
+}
+
+/// What a stream of records carries.
+#[derive(Debug)]
+pub enum Fetched {
+    /// Records with rising offsets. Never empty.
+    Records(Vec<Record>),
+    /// The partition cannot go on: out of range, deleted topic, fatal client error. The last item.
+    Failed(SourceError),
+}
+
+/// Records of one partition, in order. Bounded: a reader that stops makes the source pause this partition alone.
+pub type RecordStream = mpsc::Receiver<Fetched>;
+
+/// Why the source could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The topic or partition does not exist, or not any more.
+    #[error("{topic}/{index} does not exist at the source")]
+    UnknownPartition {
+        /// Topic.
+        topic: TopicName,
+        /// Index in it.
+        index: u32,
+    },
+    /// The topic under this name has another id: it was deleted and created again.
+    #[error("topic {topic} has id {found} now, not {wanted}: it was created again")]
+    OtherTopicId {
+        /// Topic.
+        topic: TopicName,
+        /// Id asked for.
+        wanted: TopicId,
+        /// Id found.
+        found: TopicId,
+    },
+    /// The offset is outside what the source still has. Never reset silently.
+    #[error("offset {wanted} of {topic}/{index} is out of range: reset the offset by name")]
+    OutOfRange {
+        /// Topic.
+        topic: TopicName,
+        /// Index in it.
+        index: u32,
+        /// Offset asked for.
+        wanted: NextOffset,
+    },
+    /// Not reachable, or an error that may pass.
+    #[error("source failed for now: {0}")]
+    Transient(#[source] BoxError),
+    /// An error that does not pass by itself.
+    #[error("source failed: {0}")]
+    Fatal(#[source] BoxError),
+}
+
+/// Source of records, read by explicit offsets. It never decides who owns what.
+pub trait RecordSource: Send + Sync + 'static {
+    /// Looks topics up; one that does not exist is left out, a look-up that failed is an error, never an absence.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Transient`] or [`SourceError::Fatal`].
+    fn topics<'a>(
+        &'a self,
+        names: &'a [TopicName],
+    ) -> BoxFuture<'a, Result<Vec<TopicInfo>, SourceError>>;
+
+    /// First (`Earliest`) or next (`Latest`) offset of a partition at this moment.
+    ///
+    /// # Errors
+    ///
+    /// Any [`SourceError`]; `Fail` is answered with `OutOfRange` by the caller, never asked here.
+    fn start<'a>(
+        &'a self,
+        topic: &'a TopicName,
+        partition: Partition,
+        policy: ResetPolicy,
+    ) -> BoxFuture<'a, Result<NextOffset, SourceError>>;
+
+    /// Starts to read a partition at `from`. It must not be open already.
+    ///
+    /// # Errors
+    ///
+    /// Any [`SourceError`].
+    fn open<'a>(
+        &'a self,
+        topic: &'a TopicName,
+        partition: Partition,
+        from: NextOffset,
+        read_ahead: ReadAhead,
+    ) -> BoxFuture<'a, Result<RecordStream, SourceError>>;
+
+    /// Stops to read a partition. Once it answers, nothing more is put into the partition's stream; a partition that
+    /// is not open is fine.
+    fn close(&self, partition: Partition) -> BoxFuture<'_, ()>;
+
+    /// Ends the source; answers within `deadline` even when the broker is gone.
+    fn shutdown(&self, deadline: Duration) -> BoxFuture<'_, ()>;
+}

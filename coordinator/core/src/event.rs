@@ -56,6 +56,12 @@ pub enum Event {
         group_epoch: GroupEpoch,
         target: Vec<(Partition, MemberId)>,
     },
+    /// The target is valid for this group epoch too.
+    TargetConfirmed {
+        group: GroupId,
+        group_epoch: GroupEpoch,
+    },
+    /// Sets the pin and the partition's line of the target.
     PartitionPinned {
         group: GroupId,
         partition: Partition,

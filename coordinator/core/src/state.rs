@@ -39,6 +39,19 @@ pub struct Group {
     pub target: BTreeMap<Partition, MemberId>,
     /// Moves that an operator wants to stay true until the next rebalance or the member's end.
     pub pins: BTreeMap<Partition, MemberId>,
+    /// Follows from the rest; [`Group::rebuild_derived`] makes it anew after a snapshot was read.
+    pub derived: Derived,
+}
+
+/// Look-ups that follow from a [`Group`]. Never part of a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Derived {
+    pub revoking: BTreeSet<Partition>,
+    /// Held, not yet acquired.
+    pub acquiring: BTreeSet<Partition>,
+    pub held_back: BTreeSet<Partition>,
+    /// Partitions by the member that the target names and that does not own them.
+    pub waiting: BTreeMap<MemberId, BTreeSet<Partition>>,
 }
 
 /// One running consumer.
@@ -76,6 +89,9 @@ pub struct Topic {
     pub name: TopicName,
     /// The largest count reported.
     pub partition_count: u32,
+    /// Partitions from this index on appeared after the group knew the topic: they start at their earliest record
+    /// whatever the reset policy says. 0 for a later life of a name that the group knew.
+    pub initial_partition_count: u32,
 }
 
 /// One partition of a group.
@@ -92,7 +108,8 @@ pub struct PartitionState {
     pub changed_time: Timestamp,
     /// Why it last became free.
     pub freed_by: Option<FreeCause>,
-    pub trouble: Option<Trouble>,
+    /// Boxed because hardly any partition has one.
+    pub trouble: Option<Box<Trouble>>,
 }
 
 /// Who may write to a partition.
@@ -171,5 +188,93 @@ impl Ownership {
     #[must_use]
     pub const fn is_revoking(&self) -> bool {
         matches!(self, Self::Revoking { .. })
+    }
+}
+
+impl State {
+    /// Makes everything derived anew. Called once after a state was put together from a snapshot.
+    pub fn rebuild_derived(&mut self) {
+        for group in self.groups.values_mut() {
+            group.rebuild_derived();
+        }
+    }
+}
+
+impl Group {
+    /// Makes [`Derived`] anew from the rest of the group.
+    pub fn rebuild_derived(&mut self) {
+        self.derived = Derived::default();
+        let partitions: Vec<Partition> = self.partitions.keys().copied().collect();
+        for partition in partitions {
+            self.index_partition(partition);
+        }
+    }
+
+    /// Changes one partition and its line of the target, and keeps [`Derived`] true to it.
+    pub(crate) fn change_partition<T>(
+        &mut self,
+        partition: Partition,
+        change: impl FnOnce(&mut PartitionState, &mut BTreeMap<Partition, MemberId>) -> T,
+    ) -> Option<T> {
+        if let Some(member) = self.target.get(&partition)
+            && let Some(waiting) = self.derived.waiting.get_mut(member)
+        {
+            waiting.remove(&partition);
+            if waiting.is_empty() {
+                self.derived.waiting.remove(member);
+            }
+        }
+        self.derived.revoking.remove(&partition);
+        self.derived.acquiring.remove(&partition);
+        self.derived.held_back.remove(&partition);
+        let changed = change(self.partitions.get_mut(&partition)?, &mut self.target);
+        self.index_partition(partition);
+        Some(changed)
+    }
+
+    fn index_partition(&mut self, partition: Partition) {
+        let Some(state) = self.partitions.get(&partition) else { return };
+        match &state.ownership {
+            Ownership::Free | Ownership::Held { acquired: true, .. } => {}
+            Ownership::Held { acquired: false, .. } => {
+                self.derived.acquiring.insert(partition);
+            }
+            Ownership::Revoking { .. } => {
+                self.derived.revoking.insert(partition);
+            }
+        }
+        if state.is_held_back() {
+            self.derived.held_back.insert(partition);
+        }
+        if let Some(member) = self.target.get(&partition)
+            && state.ownership.owner() != Some(member)
+        {
+            self.derived.waiting.entry(member.clone()).or_default().insert(partition);
+        }
+    }
+
+    /// Whether `member` may be given `partition`: it lives, wants the topic and is not draining.
+    #[must_use]
+    pub fn may_own(&self, member: &MemberId, partition: Partition) -> bool {
+        let Some(topic) = self.topics.get(&partition.topic_id) else { return false };
+        self.members
+            .get(member)
+            .is_some_and(|member| !member.draining && member.subscribes_to(&topic.name))
+    }
+}
+
+impl Member {
+    /// Whether `topic` is in the subscription.
+    #[must_use]
+    pub fn subscribes_to(&self, topic: &TopicName) -> bool {
+        self.topics.binary_search(topic).is_ok()
+    }
+}
+
+impl PartitionState {
+    /// Whether a grant waits for the raft leader to lift a hold.
+    #[must_use]
+    pub fn is_held_back(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.held_back)
     }
 }

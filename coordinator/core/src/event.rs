@@ -164,3 +164,34 @@ pub enum OperatorAction {
     Undrain,
     RaiseEpochFloor,
 }
+
+impl Event {
+    /// The group that it changes; nothing for what concerns the whole cluster.
+    #[must_use]
+    pub const fn group(&self) -> Option<&GroupId> {
+        match self {
+            Self::MemberJoined(joined) | Self::MemberUpdated(joined) => Some(&joined.group),
+            Self::GroupCreated { group, .. }
+            | Self::MemberLeft { group, .. }
+            | Self::MemberExpired { group, .. }
+            | Self::MemberSilenced { group, .. }
+            | Self::MemberHeard { group, .. }
+            | Self::MemberDrained { group, .. }
+            | Self::TopicGrown { group, .. }
+            | Self::GroupEpochRaised { group, .. }
+            | Self::TargetInstalled { group, .. }
+            | Self::TargetConfirmed { group, .. }
+            | Self::PartitionPinned { group, .. }
+            | Self::PinsLifted { group }
+            | Self::PartitionGranted { group, .. }
+            | Self::PartitionAcquired { group, .. }
+            | Self::PartitionRevoked { group, .. }
+            | Self::PartitionReleased { group, .. }
+            | Self::PartitionHeldBack { group, .. }
+            | Self::HoldLifted { group, .. }
+            | Self::OffsetCommitted { group, .. } => Some(group),
+            Self::EpochFloorRaised { .. } => None,
+            Self::OperatorActed { group, .. } => group.as_ref(),
+        }
+    }
+}

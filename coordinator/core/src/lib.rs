@@ -2,7 +2,7 @@
 //!
 //! Every replica runs [`State::apply`] on the same commands in the same order and gets the same state, replies and
 //! events. There is no IO, no clock, no random number and no map whose order differs between runs.
-//! Reading order: [`command`], [`event`], [`state`], `decide`, `evolve`, `reconcile`.
+//! Reading order: [`command`], [`event`], [`state`], `apply`, `decide`, `evolve`, `reconcile`, [`queries`], `invariants`.
 
 pub mod command;
 pub mod event;
@@ -10,8 +10,16 @@ pub mod rejection;
 pub mod reply;
 pub mod state;
 
+mod apply;
+mod decide;
+mod evolve;
+mod invariants;
+pub mod queries;
+mod reconcile;
+
 pub use command::{Command, Context};
 pub use event::Event;
+pub use queries::{Assigned, Assignment};
 pub use rejection::Rejection;
 pub use reply::{Applied, Reply};
 pub use state::State;

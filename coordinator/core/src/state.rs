@@ -150,7 +150,7 @@ pub struct Committed {
 }
 
 /// Failed acquires since the last one that succeeded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trouble {
     pub failures: u32,
     /// Members that failed; planning avoids them while another is free to take it.

@@ -1,0 +1,94 @@
+//! Offsets whose home is the coordinator.
+
+use std::collections::BTreeMap;
+
+use tenure_model::limits::{METADATA_BYTES_MAX, REQUEST_PARTITIONS_MAX};
+use tenure_model::{CommitSequence, Epoch, Home, NextOffset, Partition};
+
+use super::ownership::check_owner;
+use super::{Decided, Draft, Verdict, check_limit};
+use crate::command::{CommitOffsets, OffsetCommit};
+use crate::state::PartitionState;
+use crate::{Event, Rejection, Reply, State};
+
+/// What is committed so far, earlier lines of the same request included.
+#[derive(Clone, Copy)]
+struct Newest {
+    epoch: Epoch,
+    sequence: CommitSequence,
+    next_offset: NextOffset,
+}
+
+impl State {
+    pub(super) fn commit_offsets(&self, command: &CommitOffsets) -> Decided {
+        let group = self.group(&command.group)?;
+        if group.settings.home != Home::Coordinator {
+            return Err(Rejection::WrongHome {
+                group: command.group.clone(),
+                home: group.settings.home,
+            });
+        }
+        check_limit("partitions in one request", command.commits.len(), REQUEST_PARTITIONS_MAX)?;
+        let mut draft = Draft::default();
+        let mut earlier: BTreeMap<Partition, Newest> = BTreeMap::new();
+        let verdicts = command
+            .commits
+            .iter()
+            .map(|commit| {
+                let OffsetCommit { partition, epoch, .. } = *commit;
+                let state = check_owner(&command.group, group, &command.member, partition, epoch)?;
+                check_limit("bytes in the metadata", commit.metadata.len(), METADATA_BYTES_MAX)?;
+                let newest = earlier.get(&partition).copied().or_else(|| newest(state));
+                if is_repeat(commit, newest) {
+                    return Ok(());
+                }
+                check_newer(commit, newest)?;
+                let OffsetCommit { sequence, next_offset, .. } = *commit;
+                earlier.insert(partition, Newest { epoch, sequence, next_offset });
+                draft.push(Event::OffsetCommitted {
+                    group: command.group.clone(),
+                    member: command.member.clone(),
+                    commit: commit.clone(),
+                });
+                Ok(())
+            })
+            .collect();
+        Ok((Reply::Verdicts(verdicts), draft.finish(self)))
+    }
+}
+
+fn newest(state: &PartitionState) -> Option<Newest> {
+    state.committed.as_ref().map(|committed| Newest {
+        epoch: committed.epoch,
+        sequence: committed.sequence,
+        next_offset: committed.next_offset,
+    })
+}
+
+/// Whether this very commit is in already: the answer to it was lost.
+fn is_repeat(commit: &OffsetCommit, newest: Option<Newest>) -> bool {
+    newest.is_some_and(|newest| {
+        newest.epoch == commit.epoch
+            && newest.sequence == commit.sequence
+            && newest.next_offset == commit.next_offset
+    })
+}
+
+fn check_newer(commit: &OffsetCommit, newest: Option<Newest>) -> Verdict {
+    let Some(newest) = newest else { return Ok(()) };
+    if newest.epoch == commit.epoch && commit.sequence <= newest.sequence {
+        return Err(Rejection::StaleCommit {
+            partition: commit.partition,
+            given: commit.sequence,
+            newest: newest.sequence,
+        });
+    }
+    if commit.next_offset < newest.next_offset {
+        return Err(Rejection::OffsetRegressed {
+            partition: commit.partition,
+            given: commit.next_offset,
+            committed: newest.next_offset,
+        });
+    }
+    Ok(())
+}

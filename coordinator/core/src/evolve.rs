@@ -1,0 +1,275 @@
+//! From events to the next state. Cannot fail and decides nothing.
+
+use tenure_model::limits::{OPERATOR_HISTORY_MAX, TOMBSTONES_MAX};
+use tenure_model::{Epoch, GroupId, MemberId, Partition, PartitionIndex, TopicId, TopicName};
+
+use crate::command::OffsetCommit;
+use crate::event::MemberJoined;
+use crate::state::{
+    Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic,
+};
+use crate::{Event, State};
+
+impl State {
+    pub(crate) fn evolve(&mut self, event: &Event) {
+        match event {
+            Event::GroupCreated { group, settings } => {
+                let created = Group { settings: settings.clone(), ..Group::default() };
+                self.groups.insert(group.clone(), created);
+            }
+            Event::MemberJoined(joined) => self.add_member(joined),
+            Event::MemberUpdated(joined) => self.update_member(joined),
+            Event::MemberLeft { group, member, .. } | Event::MemberExpired { group, member } => {
+                self.remove_member(group, member);
+            }
+            Event::MemberSilenced { group, member, silent_for_ms } => {
+                let silence = Silence { index: self.applied, silent_for_ms: *silent_for_ms };
+                self.change_member(group, member, |member| member.silent = Some(silence));
+            }
+            Event::MemberHeard { group, member } => {
+                self.change_member(group, member, |member| member.silent = None);
+            }
+            Event::MemberDrained { group, member, draining } => {
+                self.change_member(group, member, |member| member.draining = *draining);
+            }
+            Event::TopicGrown { group, topic, topic_id, partition_count } => {
+                self.change_group(group, |group| {
+                    group.grow_topic(topic, *topic_id, *partition_count);
+                });
+            }
+            Event::GroupEpochRaised { group, group_epoch } => {
+                self.change_group(group, |group| group.epoch = *group_epoch);
+            }
+            Event::TargetInstalled { group, group_epoch, target } => {
+                self.change_group(group, |group| {
+                    group.target = target.iter().cloned().collect();
+                    group.target_epoch = *group_epoch;
+                    group.rebuild_derived();
+                });
+            }
+            Event::TargetConfirmed { group, group_epoch } => {
+                self.change_group(group, |group| group.target_epoch = *group_epoch);
+            }
+            Event::PartitionPinned { group, partition, member } => {
+                self.change_group(group, |group| {
+                    group.pins.insert(*partition, member.clone());
+                    group.change_partition(*partition, |_, target| {
+                        target.insert(*partition, member.clone());
+                    });
+                });
+            }
+            Event::PinsLifted { group } => self.change_group(group, |group| group.pins.clear()),
+            Event::PartitionGranted { group, partition, member, epoch } => {
+                self.grant(group, *partition, member, *epoch);
+            }
+            Event::PartitionAcquired { group, partition, home_initialised, .. } => {
+                self.change_partition(group, *partition, |state| {
+                    state.home_initialised |= home_initialised;
+                    if let Ownership::Held { acquired, .. } = &mut state.ownership {
+                        *acquired = true;
+                        state.trouble = None;
+                    }
+                });
+            }
+            Event::PartitionRevoked { group, partition, member, .. } => {
+                self.change_ownership(group, *partition, member, |state| {
+                    state.ownership = Ownership::Revoking { member: member.clone() };
+                });
+            }
+            Event::PartitionReleased { group, partition, member, cause, .. } => {
+                self.change_ownership(group, *partition, member, |state| {
+                    state.ownership = Ownership::Free;
+                    state.freed_by = Some(*cause);
+                });
+                self.change_member(group, member, |member| {
+                    member.owned.remove(partition);
+                });
+            }
+            Event::PartitionHeldBack { group, partition, member, error } => {
+                self.change_partition(group, *partition, |state| {
+                    let trouble = state.trouble.get_or_insert_default();
+                    trouble.failures = trouble.failures.saturating_add(1);
+                    trouble.members.insert(member.clone());
+                    trouble.error.clone_from(error);
+                    trouble.held_back = true;
+                });
+            }
+            Event::HoldLifted { group, partition } => {
+                self.change_group(group, |group| group.lift_hold(*partition));
+            }
+            Event::OffsetCommitted { group, commit, .. } => self.commit(group, commit),
+            Event::EpochFloorRaised { floor } => {
+                self.epoch_counter = self.epoch_counter.max(floor.get());
+            }
+            Event::OperatorActed { .. } => self.remember(event),
+        }
+    }
+
+    fn add_member(&mut self, joined: &MemberJoined) {
+        let member = Member {
+            epoch: joined.member_epoch,
+            instance: joined.instance.clone(),
+            topics: joined.topics.clone(),
+            ttl_ms: joined.ttl_ms,
+            heartbeat_interval_ms: joined.heartbeat_interval_ms,
+            client: joined.client.clone(),
+            partitions_max: joined.partitions_max,
+            draining: false,
+            joined_at: self.now,
+            assignment_version: self.applied,
+            owned: std::collections::BTreeSet::new(),
+            silent: None,
+        };
+        self.change_group(&joined.group, |group| {
+            group.members.insert(joined.member.clone(), member);
+        });
+    }
+
+    fn update_member(&mut self, joined: &MemberJoined) {
+        self.change_member(&joined.group, &joined.member, |member| {
+            member.topics.clone_from(&joined.topics);
+            member.ttl_ms = joined.ttl_ms;
+            member.heartbeat_interval_ms = joined.heartbeat_interval_ms;
+            member.client.clone_from(&joined.client);
+            member.partitions_max = joined.partitions_max;
+        });
+    }
+
+    fn remove_member(&mut self, group: &GroupId, member: &MemberId) {
+        self.change_group(group, |group| {
+            group.members.remove(member);
+            group.pins.retain(|_, pinned| pinned != member);
+            if group.tombstones.len() >= TOMBSTONES_MAX {
+                group.tombstones.pop_front();
+            }
+            group.tombstones.push_back(member.clone());
+        });
+    }
+
+    fn grant(&mut self, group: &GroupId, partition: Partition, member: &MemberId, epoch: Epoch) {
+        self.epoch_counter = self.epoch_counter.max(epoch.get());
+        self.change_ownership(group, partition, member, |state| {
+            state.ownership = Ownership::Held { member: member.clone(), acquired: false };
+            state.epoch = Some(epoch);
+        });
+        self.change_member(group, member, |member| {
+            member.owned.insert(partition);
+        });
+    }
+
+    fn commit(&mut self, group: &GroupId, commit: &OffsetCommit) {
+        // The derived look-ups do not depend on offsets, and this is the most frequent event.
+        let state = self
+            .groups
+            .get_mut(group)
+            .and_then(|group| group.partitions.get_mut(&commit.partition));
+        debug_assert!(state.is_some(), "an offset is committed for a known partition");
+        if let Some(state) = state {
+            state.home_initialised = true;
+            state.committed = Some(Committed {
+                next_offset: commit.next_offset,
+                epoch: commit.epoch,
+                sequence: commit.sequence,
+                metadata: commit.metadata.clone(),
+            });
+        }
+    }
+
+    fn remember(&mut self, event: &Event) {
+        let Event::OperatorActed { request, actor, reason, action, group, group_epoch, moves } =
+            event
+        else {
+            return;
+        };
+        if self.operations.len() >= OPERATOR_HISTORY_MAX {
+            self.operations.pop_front();
+        }
+        self.operations.push_back(Operation {
+            request: request.clone(),
+            index: self.applied,
+            time: self.now,
+            actor: actor.clone(),
+            reason: reason.clone(),
+            action: *action,
+            group: group.clone(),
+            group_epoch: *group_epoch,
+            moves: moves.clone(),
+        });
+    }
+
+    fn change_group(&mut self, id: &GroupId, change: impl FnOnce(&mut Group)) {
+        let group = self.groups.get_mut(id);
+        debug_assert!(group.is_some(), "an event names a group that exists, not {id}");
+        if let Some(group) = group {
+            change(group);
+        }
+    }
+
+    fn change_member(&mut self, id: &GroupId, member: &MemberId, change: impl FnOnce(&mut Member)) {
+        self.change_group(id, |group| {
+            let record = group.members.get_mut(member);
+            debug_assert!(record.is_some(), "an event names a live member, not {member}");
+            if let Some(record) = record {
+                change(record);
+            }
+        });
+    }
+
+    fn change_partition(
+        &mut self,
+        id: &GroupId,
+        partition: Partition,
+        change: impl FnOnce(&mut PartitionState),
+    ) {
+        self.change_group(id, |group| {
+            let changed = group.change_partition(partition, |state, _| change(state));
+            debug_assert!(changed.is_some(), "an event names a known partition, not {partition}");
+        });
+    }
+
+    /// Changes who may write: says when, and to `member` that its assignment is another.
+    fn change_ownership(
+        &mut self,
+        id: &GroupId,
+        partition: Partition,
+        member: &MemberId,
+        change: impl FnOnce(&mut PartitionState),
+    ) {
+        let (index, now) = (self.applied, self.now);
+        self.change_partition(id, partition, |state| {
+            change(state);
+            state.changed_at = index;
+            state.changed_time = now;
+        });
+        self.change_member(id, member, |member| member.assignment_version = index);
+    }
+}
+
+impl Group {
+    fn grow_topic(&mut self, name: &TopicName, topic_id: TopicId, partition_count: u32) {
+        let is_later_life = self.topics.values().any(|topic| topic.name == *name);
+        let topic = self.topics.entry(topic_id).or_insert_with(|| Topic {
+            name: name.clone(),
+            partition_count: 0,
+            initial_partition_count: if is_later_life { 0 } else { partition_count },
+        });
+        for index in topic.partition_count..partition_count {
+            if let Some(index) = PartitionIndex::new(index) {
+                self.partitions.entry(Partition { topic_id, index }).or_default();
+            }
+        }
+        topic.partition_count = topic.partition_count.max(partition_count);
+    }
+
+    fn lift_hold(&mut self, partition: Partition) {
+        let everywhere = self.trouble_is_everywhere(partition);
+        let members = std::mem::take(&mut self.members);
+        self.change_partition(partition, |state, _| {
+            if let Some(trouble) = &mut state.trouble {
+                trouble.held_back = false;
+                trouble.members.retain(|member| !everywhere && members.contains_key(member));
+            }
+        });
+        self.members = members;
+    }
+}

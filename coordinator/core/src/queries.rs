@@ -1,0 +1,183 @@
+//! What the raft leader's driver and the gRPC layer ask. Level-triggered: the answer follows from the state alone, so
+//! a new raft leader asks and knows what to do.
+
+use std::collections::BTreeSet;
+
+use tenure_model::{Epoch, GroupEpoch, GroupId, Index, MemberId, Partition, TopicName};
+
+use crate::command::{GrantRef, MemberRef};
+use crate::state::{Committed, Group, PartitionState, Silence};
+use crate::{Event, Rejection, State};
+
+/// Everything that one member owns now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Index of the last entry that changed it; a member ignores any below the highest it has seen.
+    pub version: Index,
+    /// Sorted by partition.
+    pub partitions: Vec<Assigned>,
+}
+
+/// One grant, as its owner needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    pub partition: Partition,
+    pub topic: TopicName,
+    pub epoch: Epoch,
+    /// The owner is to stop and release.
+    pub revoking: bool,
+    pub home_initialised: bool,
+    /// The partition appeared after the group knew its topic: without an offset it starts at its earliest record.
+    pub starts_at_earliest: bool,
+    /// Index of the entry that last changed the ownership; names the handoff in both sides' logs.
+    pub handoff: Index,
+}
+
+/// A partition that waits for the end of a back-off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub group: GroupId,
+    pub partition: Partition,
+    /// Failures in a row, from 1; the back-off grows with it.
+    pub failures: u32,
+    /// Index of the entry since which it is held back.
+    pub since: Index,
+}
+
+impl State {
+    /// Groups whose target is older than their group epoch, with that group epoch.
+    pub fn groups_to_plan(&self) -> impl Iterator<Item = (&GroupId, GroupEpoch)> {
+        self.groups
+            .iter()
+            .filter(|(_, group)| group.target_epoch < group.epoch)
+            .map(|(id, group)| (id, group.epoch))
+    }
+
+    /// Grants that owners were asked to release: owner, and index of the entry that asked.
+    pub fn partitions_revoking(&self) -> impl Iterator<Item = (GrantRef, &MemberId, Index)> {
+        self.groups.iter().flat_map(|(id, group)| grants(id, group, &group.derived.revoking))
+    }
+
+    /// Grants that owners have not acquired yet: owner, and index of the grant's entry.
+    pub fn partitions_acquiring(&self) -> impl Iterator<Item = (GrantRef, &MemberId, Index)> {
+        self.groups.iter().flat_map(|(id, group)| grants(id, group, &group.derived.acquiring))
+    }
+
+    /// Partitions that are held back after a failure.
+    pub fn holds(&self) -> impl Iterator<Item = Hold> {
+        self.groups.iter().flat_map(|(id, group)| {
+            group.derived.held_back.iter().filter_map(|partition| {
+                let state = group.partitions.get(partition)?;
+                Some(Hold {
+                    group: id.clone(),
+                    partition: *partition,
+                    failures: state.trouble.as_ref()?.failures,
+                    since: state.changed_at,
+                })
+            })
+        })
+    }
+
+    /// Live members: ttl and heartbeat interval in milliseconds, and the log's word that it is silent.
+    pub fn members(&self) -> impl Iterator<Item = (MemberRef, u64, u64, Option<Silence>)> {
+        self.groups.iter().flat_map(|(id, group)| {
+            group.members.iter().map(|(name, member)| {
+                let named = MemberRef {
+                    group: id.clone(),
+                    member: name.clone(),
+                    member_epoch: member.epoch,
+                };
+                (named, member.ttl_ms, member.heartbeat_interval_ms, member.silent)
+            })
+        })
+    }
+
+    /// What `member` owns now.
+    ///
+    /// # Errors
+    ///
+    /// As [`State::member`].
+    pub fn assignment(&self, id: &GroupId, member: &MemberId) -> Result<Assignment, Rejection> {
+        let (group, record) = self.member(id, member)?;
+        let partitions = record
+            .owned
+            .iter()
+            .filter_map(|partition| {
+                let state = group.partitions.get(partition)?;
+                let topic = group.topics.get(&partition.topic_id)?;
+                Some(Assigned {
+                    partition: *partition,
+                    topic: topic.name.clone(),
+                    epoch: state.epoch?,
+                    revoking: state.ownership.is_revoking(),
+                    home_initialised: state.home_initialised,
+                    starts_at_earliest: partition.index.get() >= topic.initial_partition_count,
+                    handoff: state.changed_at,
+                })
+            })
+            .collect();
+        Ok(Assignment { version: record.assignment_version, partitions })
+    }
+
+    /// The offset committed for `partition`; nothing when there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::UnknownGroup`] and [`Rejection::UnknownPartition`]: neither is "no offset".
+    pub fn committed(
+        &self,
+        id: &GroupId,
+        partition: Partition,
+    ) -> Result<Option<&Committed>, Rejection> {
+        self.partition(id, partition).map(|state| state.committed.as_ref())
+    }
+
+    /// Members whose assignment or membership `events` changed.
+    #[must_use]
+    pub fn touched(events: &[Event]) -> BTreeSet<(GroupId, MemberId)> {
+        events
+            .iter()
+            .filter_map(|event| match event {
+                Event::MemberJoined(joined) | Event::MemberUpdated(joined) => {
+                    Some((joined.group.clone(), joined.member.clone()))
+                }
+                Event::MemberLeft { group, member, .. }
+                | Event::MemberExpired { group, member }
+                | Event::PartitionGranted { group, member, .. }
+                | Event::PartitionRevoked { group, member, .. }
+                | Event::PartitionReleased { group, member, .. } => {
+                    Some((group.clone(), member.clone()))
+                }
+                Event::GroupCreated { .. }
+                | Event::MemberSilenced { .. }
+                | Event::MemberHeard { .. }
+                | Event::MemberDrained { .. }
+                | Event::TopicGrown { .. }
+                | Event::GroupEpochRaised { .. }
+                | Event::TargetInstalled { .. }
+                | Event::TargetConfirmed { .. }
+                | Event::PartitionPinned { .. }
+                | Event::PinsLifted { .. }
+                | Event::PartitionAcquired { .. }
+                | Event::PartitionHeldBack { .. }
+                | Event::HoldLifted { .. }
+                | Event::OffsetCommitted { .. }
+                | Event::EpochFloorRaised { .. }
+                | Event::OperatorActed { .. } => None,
+            })
+            .collect()
+    }
+}
+
+fn grants<'a>(
+    id: &'a GroupId,
+    group: &'a Group,
+    partitions: &'a BTreeSet<Partition>,
+) -> impl Iterator<Item = (GrantRef, &'a MemberId, Index)> {
+    partitions.iter().filter_map(move |partition| {
+        let PartitionState { ownership, epoch, changed_at, .. } =
+            group.partitions.get(partition)?;
+        let grant = GrantRef { group: id.clone(), partition: *partition, epoch: (*epoch)? };
+        Some((grant, ownership.owner()?, *changed_at))
+    })
+}

@@ -1,1 +1,3 @@
+//! Coordinator of Tenure: raft, storage, the raft leader's driver, gRPC.
 
+pub mod stored;

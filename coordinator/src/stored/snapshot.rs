@@ -1,0 +1,355 @@
+//! The records of a snapshot: one header, each group followed by its own records, then the operations.
+
+use bytes::{Bytes, BytesMut};
+use prost::Message as _;
+use tenure_core::State;
+use tenure_core::event::OperatorAction;
+use tenure_core::state::{
+    Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic, Trouble,
+};
+use tenure_model::{
+    CommitSequence, GroupEpoch, GroupId, Index, MemberEpoch, MemberId, Partition, Timestamp,
+};
+use tenure_proto::stored as form;
+use tenure_proto::stored::snapshot_record::Record as Form;
+
+use super::pieces::{
+    damaged, read_cause, read_epoch, read_group, read_move, read_name, read_offset, read_partition,
+    read_settings, read_topic_id, read_topics, write_cause, write_move, write_partition,
+    write_settings, write_topic_id, write_topics,
+};
+use super::{FORMAT, StoredError};
+
+const WHAT: &str = "snapshot";
+
+/// Writes the whole state.
+#[must_use]
+pub fn encode_snapshot(state: &State) -> Vec<u8> {
+    let mut body = Writer::default();
+    for (id, group) in &state.groups {
+        write_group(&mut body, id, group);
+    }
+    for operation in &state.operations {
+        body.put(Form::Operation(write_operation(operation)));
+    }
+    let header = Form::Header(form::Header {
+        format: FORMAT,
+        epoch_counter: state.epoch_counter,
+        applied: state.applied.0,
+        now_unix_ms: state.now.0,
+        records: body.records,
+    });
+    let mut bytes = form::SnapshotRecord { record: Some(header) }.encode_length_delimited_to_vec();
+    bytes.extend_from_slice(&body.bytes);
+    bytes
+}
+
+#[derive(Default)]
+struct Writer {
+    bytes: BytesMut,
+    records: u64,
+}
+
+impl Writer {
+    fn put(&mut self, record: Form) {
+        form::SnapshotRecord { record: Some(record) }
+            .encode_length_delimited(&mut self.bytes)
+            .expect("a BytesMut grows as needed");
+        self.records += 1;
+    }
+}
+
+fn write_group(body: &mut Writer, id: &GroupId, group: &Group) {
+    body.put(Form::Group(form::Group {
+        group: id.to_string(),
+        settings: Some(write_settings(&group.settings)),
+        epoch: group.epoch.0,
+        target_epoch: group.target_epoch.0,
+        tombstones: group.tombstones.iter().map(ToString::to_string).collect(),
+    }));
+    for (member_id, member) in &group.members {
+        body.put(Form::Member(write_member(member_id, member)));
+    }
+    for (topic_id, topic) in &group.topics {
+        body.put(Form::Topic(form::Topic {
+            topic_id: write_topic_id(*topic_id),
+            name: topic.name.to_string(),
+            partition_count: topic.partition_count,
+        }));
+    }
+    for (partition, state) in &group.partitions {
+        body.put(Form::Partition(write_partition_state(group, *partition, state)));
+    }
+}
+
+fn write_member(id: &MemberId, member: &Member) -> form::Member {
+    form::Member {
+        member: id.to_string(),
+        epoch: member.epoch.0,
+        instance: member.instance.as_ref().map(ToString::to_string),
+        topics: write_topics(&member.topics),
+        ttl_ms: member.ttl_ms,
+        heartbeat_interval_ms: member.heartbeat_interval_ms,
+        client: member.client.clone(),
+        partitions_max: member.partitions_max,
+        draining: member.draining,
+        joined_at_unix_ms: member.joined_at.0,
+        assignment_version: member.assignment_version.0,
+        silence_index: member.silent.map(|silence| silence.index.0),
+        silent_for_ms: member.silent.map_or(0, |silence| silence.silent_for_ms),
+    }
+}
+
+fn write_partition_state(
+    group: &Group,
+    partition: Partition,
+    state: &PartitionState,
+) -> form::PartitionState {
+    let (ownership, owner) = match &state.ownership {
+        Ownership::Free => (0, String::new()),
+        Ownership::Held { member, acquired: false } => (1, member.to_string()),
+        Ownership::Held { member, acquired: true } => (2, member.to_string()),
+        Ownership::Revoking { member } => (3, member.to_string()),
+    };
+    let name = |member: Option<&MemberId>| member.map_or_else(String::new, ToString::to_string);
+    form::PartitionState {
+        partition: Some(write_partition(partition)),
+        ownership,
+        owner,
+        epoch: state.epoch.map_or(0, tenure_model::Epoch::get),
+        committed: state.committed.as_ref().map(|committed| form::Committed {
+            next_offset: committed.next_offset.get(),
+            epoch: committed.epoch.get(),
+            sequence: committed.sequence.0,
+            metadata: committed.metadata.clone().into(),
+        }),
+        home_initialised: state.home_initialised,
+        changed_at: state.changed_at.0,
+        changed_unix_ms: state.changed_time.0,
+        freed_by: write_cause(state.freed_by),
+        trouble: state.trouble.as_ref().map(|trouble| form::Trouble {
+            failures: trouble.failures,
+            members: trouble.members.iter().map(ToString::to_string).collect(),
+            error: trouble.error.clone(),
+            held_back: trouble.held_back,
+        }),
+        target: name(group.target.get(&partition)),
+        pin: name(group.pins.get(&partition)),
+    }
+}
+
+fn write_operation(operation: &Operation) -> form::Operation {
+    let action = match operation.action {
+        OperatorAction::Move => 1,
+        OperatorAction::Rebalance => 2,
+        OperatorAction::Drain => 3,
+        OperatorAction::Undrain => 4,
+        OperatorAction::RaiseEpochFloor => 5,
+    };
+    form::Operation {
+        request: operation.request.to_string(),
+        index: operation.index.0,
+        time_unix_ms: operation.time.0,
+        actor: operation.actor.clone(),
+        reason: operation.reason.clone(),
+        action,
+        group: operation.group.as_ref().map(ToString::to_string),
+        group_epoch: operation.group_epoch.0,
+        moves: operation.moves.iter().map(write_move).collect(),
+    }
+}
+
+/// Reads a whole state.
+///
+/// # Errors
+///
+/// [`StoredError`] for damage, a cut or a newer format.
+pub fn decode_snapshot(bytes: &[u8]) -> Result<State, StoredError> {
+    let mut rest = Bytes::copy_from_slice(bytes);
+    let Form::Header(header) = next(&mut rest)? else {
+        return Err(damaged(WHAT, "does not start with a header"));
+    };
+    if header.format != FORMAT {
+        return Err(StoredError::Format { what: WHAT, found: header.format });
+    }
+    let mut state = State {
+        epoch_counter: header.epoch_counter,
+        applied: Index(header.applied),
+        now: Timestamp(header.now_unix_ms),
+        ..State::default()
+    };
+    let mut group: Option<(GroupId, Group)> = None;
+    for _ in 0..header.records {
+        read_record(&mut state, &mut group, next(&mut rest)?)?;
+    }
+    if !rest.is_empty() {
+        return Err(damaged(WHAT, format!("{} bytes after the last record", rest.len())));
+    }
+    finish_group(&mut state, group);
+    Ok(state)
+}
+
+fn next(rest: &mut Bytes) -> Result<Form, StoredError> {
+    form::SnapshotRecord::decode_length_delimited(rest)
+        .map_err(|error| damaged(WHAT, error))?
+        .record
+        .ok_or_else(|| damaged(WHAT, "has a record that this version does not know"))
+}
+
+fn finish_group(state: &mut State, group: Option<(GroupId, Group)>) {
+    if let Some((id, group)) = group {
+        state.groups.insert(id, group);
+    }
+}
+
+fn read_record(
+    state: &mut State,
+    current: &mut Option<(GroupId, Group)>,
+    record: Form,
+) -> Result<(), StoredError> {
+    if let Form::Group(form) = &record {
+        finish_group(state, current.take());
+        *current = Some((read_group(&form.group)?, read_group_record(form)?));
+        return Ok(());
+    }
+    if let Form::Operation(form) = &record {
+        state.operations.push_back(read_operation(form)?);
+        return Ok(());
+    }
+    let (_, group) =
+        current.as_mut().ok_or_else(|| damaged(WHAT, "has a record before its group"))?;
+    match record {
+        Form::Member(form) => {
+            group.members.insert(read_name("member", &form.member)?, read_member(&form)?);
+        }
+        Form::Topic(form) => {
+            let topic = Topic {
+                name: read_name("topic", &form.name)?,
+                partition_count: form.partition_count,
+            };
+            group.topics.insert(read_topic_id(&form.topic_id)?, topic);
+        }
+        Form::Partition(form) => read_partition_record(group, &form)?,
+        Form::Header(_) => return Err(damaged(WHAT, "has a second header")),
+        Form::Group(_) | Form::Operation(_) => {
+            return Err(damaged(WHAT, "has its records in disorder"));
+        }
+    }
+    Ok(())
+}
+
+fn read_group_record(form: &form::Group) -> Result<Group, StoredError> {
+    let tombstones = form.tombstones.iter().map(|text| read_name("member", text));
+    Ok(Group {
+        settings: read_settings(form.settings.as_ref())?,
+        epoch: GroupEpoch(form.epoch),
+        target_epoch: GroupEpoch(form.target_epoch),
+        tombstones: tombstones.collect::<Result<_, _>>()?,
+        ..Group::default()
+    })
+}
+
+fn read_member(form: &form::Member) -> Result<Member, StoredError> {
+    Ok(Member {
+        epoch: MemberEpoch(form.epoch),
+        instance: form
+            .instance
+            .as_deref()
+            .map(|text| read_name("instance id", text))
+            .transpose()?,
+        topics: read_topics(&form.topics)?,
+        ttl_ms: form.ttl_ms,
+        heartbeat_interval_ms: form.heartbeat_interval_ms,
+        client: form.client.clone(),
+        partitions_max: form.partitions_max,
+        draining: form.draining,
+        joined_at: Timestamp(form.joined_at_unix_ms),
+        assignment_version: Index(form.assignment_version),
+        // Filled from the partitions that follow.
+        owned: std::collections::BTreeSet::new(),
+        silent: form
+            .silence_index
+            .map(|index| Silence { index: Index(index), silent_for_ms: form.silent_for_ms }),
+    })
+}
+
+fn read_partition_record(
+    group: &mut Group,
+    form: &form::PartitionState,
+) -> Result<(), StoredError> {
+    let partition = read_partition(form.partition.as_ref())?;
+    let owner = || read_name::<MemberId>("owner", &form.owner);
+    let ownership = match form.ownership {
+        0 => Ownership::Free,
+        1 => Ownership::Held { member: owner()?, acquired: false },
+        2 => Ownership::Held { member: owner()?, acquired: true },
+        3 => Ownership::Revoking { member: owner()? },
+        other => return Err(damaged(WHAT, format!("ownership {other} is not known"))),
+    };
+    if let Some(owner) = ownership.owner() {
+        let member = group
+            .members
+            .get_mut(owner)
+            .ok_or_else(|| damaged(WHAT, format!("owner {owner} is not a member")))?;
+        member.owned.insert(partition);
+    }
+    if !form.target.is_empty() {
+        group.target.insert(partition, read_name("member", &form.target)?);
+    }
+    if !form.pin.is_empty() {
+        group.pins.insert(partition, read_name("member", &form.pin)?);
+    }
+    let state = PartitionState {
+        ownership,
+        epoch: if form.epoch == 0 { None } else { Some(read_epoch(form.epoch)?) },
+        committed: form.committed.as_ref().map(read_committed).transpose()?,
+        home_initialised: form.home_initialised,
+        changed_at: Index(form.changed_at),
+        changed_time: Timestamp(form.changed_unix_ms),
+        freed_by: read_cause(form.freed_by)?,
+        trouble: form.trouble.as_ref().map(read_trouble).transpose()?,
+    };
+    group.partitions.insert(partition, state);
+    Ok(())
+}
+
+fn read_committed(form: &form::Committed) -> Result<Committed, StoredError> {
+    Ok(Committed {
+        next_offset: read_offset(form.next_offset)?,
+        epoch: read_epoch(form.epoch)?,
+        sequence: CommitSequence(form.sequence),
+        metadata: form.metadata.to_vec(),
+    })
+}
+
+fn read_trouble(form: &form::Trouble) -> Result<Trouble, StoredError> {
+    let members = form.members.iter().map(|text| read_name("member", text));
+    Ok(Trouble {
+        failures: form.failures,
+        members: members.collect::<Result<_, _>>()?,
+        error: form.error.clone(),
+        held_back: form.held_back,
+    })
+}
+
+fn read_operation(form: &form::Operation) -> Result<Operation, StoredError> {
+    let action = match form.action {
+        1 => OperatorAction::Move,
+        2 => OperatorAction::Rebalance,
+        3 => OperatorAction::Drain,
+        4 => OperatorAction::Undrain,
+        5 => OperatorAction::RaiseEpochFloor,
+        other => return Err(damaged(WHAT, format!("operator action {other} is not known"))),
+    };
+    Ok(Operation {
+        request: read_name("request id", &form.request)?,
+        index: Index(form.index),
+        time: Timestamp(form.time_unix_ms),
+        actor: form.actor.clone(),
+        reason: form.reason.clone(),
+        action,
+        group: form.group.as_deref().map(read_group).transpose()?,
+        group_epoch: GroupEpoch(form.group_epoch),
+        moves: form.moves.iter().map(read_move).collect::<Result<_, _>>()?,
+    })
+}

@@ -75,6 +75,7 @@ fn write_group(body: &mut Writer, id: &GroupId, group: &Group) {
             topic_id: write_topic_id(*topic_id),
             name: topic.name.to_string(),
             partition_count: topic.partition_count,
+            initial_partition_count: topic.initial_partition_count,
         }));
     }
     for (partition, state) in &group.partitions {
@@ -186,6 +187,7 @@ pub fn decode_snapshot(bytes: &[u8]) -> Result<State, StoredError> {
         return Err(damaged(WHAT, format!("{} bytes after the last record", rest.len())));
     }
     finish_group(&mut state, group);
+    state.rebuild_derived();
     Ok(state)
 }
 
@@ -226,6 +228,7 @@ fn read_record(
             let topic = Topic {
                 name: read_name("topic", &form.name)?,
                 partition_count: form.partition_count,
+                initial_partition_count: form.initial_partition_count,
             };
             group.topics.insert(read_topic_id(&form.topic_id)?, topic);
         }
@@ -307,7 +310,7 @@ fn read_partition_record(
         changed_at: Index(form.changed_at),
         changed_time: Timestamp(form.changed_unix_ms),
         freed_by: read_cause(form.freed_by)?,
-        trouble: form.trouble.as_ref().map(read_trouble).transpose()?,
+        trouble: form.trouble.as_ref().map(read_trouble).transpose()?.map(Box::new),
     };
     group.partitions.insert(partition, state);
     Ok(())

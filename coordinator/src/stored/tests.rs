@@ -264,3 +264,16 @@ fn snapshot_cut_anywhere_is_refused() {
     longer.push(0);
     assert!(decode_snapshot(&longer).is_err());
 }
+
+/// A snapshot of the first version: it must be read for ever, and still be written like this.
+#[test]
+fn bytes_of_a_snapshot_are_frozen() {
+    let frozen = include_str!("frozen_snapshot.txt").trim();
+    let bytes: Vec<u8> = (0..frozen.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&frozen[at..at + 2], 16).unwrap())
+        .collect();
+    let state = decode_snapshot(&bytes).unwrap();
+    assert_eq!(state.invariants(), Ok(()));
+    assert_eq!(hex(&encode_snapshot(&state)), frozen, "old snapshots could not be read any more");
+}

@@ -1,0 +1,83 @@
+//! Settings of a session.
+
+use std::sync::Arc;
+
+use tenure_model::{Clock, GroupId, GroupSettings, InstanceId, LeaseSettings, MemberId, TopicName};
+
+use crate::lease::{BootClock, LeaseCheck};
+
+/// Settings of a session.
+#[derive(Clone)]
+pub struct SessionConfig {
+    /// `host:port` of any coordinator nodes; the raft leader is found from there. Names are resolved again at each
+    /// reconnect.
+    pub coordinators: Vec<String>,
+    /// Group to join.
+    pub group: GroupId,
+    /// Id of this member; never one that was used before. Default: picked at random.
+    pub member: Option<MemberId>,
+    /// Makes the member static. Default: none.
+    pub instance: Option<InstanceId>,
+    /// Topics to read, 1 to 1000.
+    pub topics: Vec<TopicName>,
+    /// What all members of the group agree on.
+    pub settings: GroupSettings,
+    /// Wanted lengths of the lease; the coordinator answers with what counts. Default: ttl 10 s, heartbeat 3 s.
+    pub lease: LeaseSettings,
+    /// Largest number of partitions that this member takes. Default: no cap.
+    pub partitions_max: Option<u32>,
+    /// For people: host and process. Default: host name and process id.
+    pub client: String,
+    /// Whether writes consult the local lease. Default [`LeaseCheck::On`].
+    pub lease_check: LeaseCheck,
+    /// Whether a membership that expired is followed by a new one, under a new member id. Default true.
+    pub rejoin: bool,
+    /// Clock that leases are counted on. Default [`BootClock`].
+    pub clock: Arc<dyn Clock>,
+}
+
+impl SessionConfig {
+    /// Settings with the defaults named at each field.
+    #[must_use]
+    pub fn new(coordinators: Vec<String>, group: GroupId, topics: Vec<TopicName>) -> Self {
+        Self {
+            coordinators,
+            group,
+            member: None,
+            instance: None,
+            topics,
+            settings: GroupSettings::default(),
+            lease: LeaseSettings::default(),
+            partitions_max: None,
+            client: client_name(),
+            lease_check: LeaseCheck::On,
+            rejoin: true,
+            clock: Arc::new(BootClock),
+        }
+    }
+}
+
+impl std::fmt::Debug for SessionConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SessionConfig")
+            .field("coordinators", &self.coordinators)
+            .field("group", &self.group)
+            .field("member", &self.member)
+            .field("instance", &self.instance)
+            .field("topics", &self.topics)
+            .field("settings", &self.settings)
+            .field("lease", &self.lease)
+            .field("partitions_max", &self.partitions_max)
+            .field("client", &self.client)
+            .field("lease_check", &self.lease_check)
+            .field("rejoin", &self.rejoin)
+            .finish_non_exhaustive()
+    }
+}
+
+fn client_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let host = if host.is_empty() { "unknown-host" } else { host };
+    format!("{host}:{}", std::process::id())
+}

@@ -3,6 +3,11 @@
 //! The order of an acquire (DESIGN.md, section 8) is built into the types: a [`FencedSink`] only registers; the resume
 //! point is read with a [`Verified`] in hand, which only the SDK makes, after the coordinator confirmed the grant.
 
+pub mod conformance;
+mod fence;
+
+pub use fence::{FenceRow, Fencing, Role, Standing};
+
 use std::fmt;
 use std::future::Future;
 use std::time::Duration;

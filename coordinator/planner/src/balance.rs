@@ -1,0 +1,354 @@
+//! The search: keep what may stay, fill what is free, then move along shortest chains while a gap of 2 or more closes.
+//!
+//! Partitions that the same members may take are of one *kind*. Chains are searched over members and kinds, not over
+//! partitions, so that a search costs members × kinds however many partitions there are.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use tenure_model::{MemberId, Partition, PartitionIndex, TopicId, TopicName};
+
+use crate::Input;
+
+/// Position of a member in the sorted list of members that may take something.
+type MemberAt = usize;
+/// Position of a kind.
+type KindAt = usize;
+
+/// Partitions of one topic that one member has in the plan and that may move on.
+#[derive(Default)]
+struct Holding {
+    /// Without an owner today: moving it costs nothing.
+    fresh: BTreeSet<PartitionIndex>,
+    /// Owned by another member today: moving it on costs nothing more.
+    displaced: BTreeSet<PartitionIndex>,
+    /// Owned by this member today.
+    kept: BTreeSet<PartitionIndex>,
+}
+
+pub(crate) struct Plan<'a> {
+    input: &'a Input,
+    members: Vec<&'a MemberId>,
+    caps: Vec<usize>,
+    loads: Vec<usize>,
+    /// Who may take the partitions of a kind, sorted.
+    kinds: Vec<Vec<MemberAt>>,
+    kind_of: BTreeMap<Partition, KindAt>,
+    /// Where a partition is today, if it may stay there.
+    home: BTreeMap<Partition, MemberAt>,
+    held: Vec<BTreeMap<KindAt, BTreeMap<TopicId, Holding>>>,
+    topic_counts: Vec<BTreeMap<TopicId, usize>>,
+    target: BTreeMap<Partition, MemberAt>,
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(input: &'a Input) -> Self {
+        let able = || input.members.iter().filter(|(_, member)| !member.draining);
+        let members: Vec<&MemberId> = able().map(|(id, _)| id).collect();
+        let caps = able()
+            .map(|(_, member)| member.partitions_max.map_or(usize::MAX, |max| max as usize))
+            .collect();
+        let mut subscribers: BTreeMap<&TopicName, Vec<MemberAt>> = BTreeMap::new();
+        for (at, (_, member)) in able().enumerate() {
+            for topic in &member.topics {
+                subscribers.entry(topic).or_default().push(at);
+            }
+        }
+        let count = members.len();
+        let mut plan = Self {
+            input,
+            members,
+            caps,
+            loads: vec![0; count],
+            kinds: Vec::new(),
+            kind_of: BTreeMap::new(),
+            home: BTreeMap::new(),
+            held: (0..count).map(|_| BTreeMap::new()).collect(),
+            topic_counts: vec![BTreeMap::new(); count],
+            target: BTreeMap::new(),
+        };
+        plan.sort_into_kinds(&subscribers);
+        plan.place_pins(&subscribers);
+        plan.keep();
+        plan.fill(&subscribers);
+        plan.balance();
+        plan
+    }
+
+    pub(crate) fn finish(self) -> BTreeMap<Partition, MemberId> {
+        let Self { members, target, .. } = self;
+        target.into_iter().map(|(partition, at)| (partition, members[at].clone())).collect()
+    }
+
+    fn sort_into_kinds(&mut self, subscribers: &BTreeMap<&TopicName, Vec<MemberAt>>) {
+        let mut known: BTreeMap<Vec<MemberAt>, KindAt> = BTreeMap::new();
+        let mut kind_at = |candidates: Vec<MemberAt>| -> KindAt {
+            let next = known.len();
+            *known.entry(candidates).or_insert(next)
+        };
+        for (topic_id, topic) in &self.input.topics {
+            let Some(all) = subscribers.get(&topic.name) else { continue };
+            let usual = kind_at(all.clone());
+            for index in (0..topic.partition_count).filter_map(PartitionIndex::new) {
+                let partition = Partition { topic_id: *topic_id, index };
+                let kind = match self.input.avoid.get(&partition) {
+                    None => usual,
+                    Some(avoid) => {
+                        let rest: Vec<MemberAt> = all
+                            .iter()
+                            .copied()
+                            .filter(|at| !avoid.contains(self.members[*at]))
+                            .collect();
+                        if rest.is_empty() { usual } else { kind_at(rest) }
+                    }
+                };
+                self.kind_of.insert(partition, kind);
+            }
+        }
+        self.kinds = vec![Vec::new(); known.len()];
+        for (candidates, at) in known {
+            self.kinds[at] = candidates;
+        }
+    }
+
+    fn member_at(&self, member: &MemberId) -> Option<MemberAt> {
+        self.members.binary_search(&member).ok()
+    }
+
+    fn has_room(&self, at: MemberAt) -> bool {
+        self.loads[at] < self.caps[at]
+    }
+
+    fn place_pins(&mut self, subscribers: &BTreeMap<&TopicName, Vec<MemberAt>>) {
+        for (partition, member) in &self.input.pins {
+            let topic = self.input.topics.get(&partition.topic_id);
+            let wanted = topic.and_then(|topic| subscribers.get(&topic.name));
+            let Some(at) = self.member_at(member) else { continue };
+            if self.kind_of.contains_key(partition)
+                && wanted.is_some_and(|wanted| wanted.binary_search(&at).is_ok())
+                && self.has_room(at)
+            {
+                self.loads[at] += 1;
+                *self.topic_counts[at].entry(partition.topic_id).or_default() += 1;
+                self.target.insert(*partition, at);
+            }
+        }
+    }
+
+    /// Leaves each partition where it is, if it may stay and the cap allows.
+    fn keep(&mut self) {
+        for (partition, member) in &self.input.current {
+            let Some(kind) = self.kind_of.get(partition).copied() else { continue };
+            let Some(at) = self.member_at(member) else { continue };
+            if self.kinds[kind].binary_search(&at).is_err() || self.target.contains_key(partition) {
+                continue;
+            }
+            self.home.insert(*partition, at);
+            if self.has_room(at) {
+                self.put(*partition, at);
+            }
+        }
+    }
+
+    /// Gives each partition that is left to the least loaded member; where all are full, through a chain.
+    fn fill(&mut self, subscribers: &BTreeMap<&TopicName, Vec<MemberAt>>) {
+        let mut left: Vec<(usize, Partition)> = self
+            .kind_of
+            .iter()
+            .filter(|(partition, _)| !self.target.contains_key(partition))
+            .map(|(partition, kind)| (self.kinds[*kind].len(), *partition))
+            .collect();
+        left.sort_unstable();
+        let mut hopeless = BTreeSet::new();
+        let mut refused = Vec::new();
+        for (_, partition) in left {
+            let kind = self.kind_of[&partition];
+            if let Some(at) = self.least_loaded(&self.kinds[kind], partition) {
+                self.put(partition, at);
+            } else if hopeless.contains(&kind) {
+                refused.push(partition);
+            } else if let Some(path) = self.chain(&self.kinds[kind], usize::MAX) {
+                self.shift(&path);
+                self.put(partition, path[0]);
+            } else {
+                hopeless.insert(kind);
+                refused.push(partition);
+            }
+        }
+        for partition in refused {
+            self.fall_back(partition, subscribers);
+        }
+    }
+
+    /// Gives a partition to one of the members that it should avoid: better than to nobody.
+    fn fall_back(
+        &mut self,
+        partition: Partition,
+        subscribers: &BTreeMap<&TopicName, Vec<MemberAt>>,
+    ) {
+        let topic = self.input.topics.get(&partition.topic_id);
+        let Some(all) = topic.and_then(|topic| subscribers.get(&topic.name)) else { return };
+        let today = self.input.current.get(&partition).and_then(|member| self.member_at(member));
+        let stays = today.filter(|at| all.binary_search(at).is_ok() && self.has_room(*at));
+        if let Some(at) = stays.or_else(|| self.least_loaded(all, partition)) {
+            self.put(partition, at);
+        }
+    }
+
+    fn least_loaded(&self, candidates: &[MemberAt], partition: Partition) -> Option<MemberAt> {
+        candidates
+            .iter()
+            .copied()
+            .filter(|at| self.has_room(*at))
+            .min_by_key(|at| (self.loads[*at], self.topic_count(*at, partition.topic_id), *at))
+    }
+
+    fn topic_count(&self, at: MemberAt, topic_id: TopicId) -> usize {
+        self.topic_counts[at].get(&topic_id).copied().unwrap_or(0)
+    }
+
+    /// Moves along chains until none closes a gap of 2 or more. Each chain lowers the sum of squared loads, so it ends.
+    ///
+    /// Who finds no chain once need not be asked again: a later chain runs only over members that it cannot reach, or
+    /// its end would have been reachable too.
+    fn balance(&mut self) {
+        let mut by_load: BTreeSet<(usize, MemberAt)> =
+            self.loads.iter().copied().zip(0..).collect();
+        while let Some((load, from)) = by_load.pop_last() {
+            let Some(path) = load.checked_sub(2).and_then(|most| self.chain(&[from], most)) else {
+                continue;
+            };
+            self.shift(&path);
+            let to = path[path.len() - 1];
+            by_load.remove(&(self.loads[to] - 1, to));
+            by_load.insert((self.loads[to], to));
+            by_load.insert((self.loads[from], from));
+        }
+    }
+
+    /// Shortest way from one of `starts` to a member with room and at most `load_max`, the least loaded of the nearest.
+    /// With one start, that member itself is no end.
+    fn chain(&self, starts: &[MemberAt], load_max: usize) -> Option<Vec<MemberAt>> {
+        let mut before: Vec<Option<MemberAt>> = vec![None; self.members.len()];
+        let mut seen = vec![false; self.members.len()];
+        let mut seen_kinds = vec![false; self.kinds.len()];
+        for start in starts {
+            seen[*start] = true;
+        }
+        let mut level: VecDeque<MemberAt> = starts.iter().copied().collect();
+        while !level.is_empty() {
+            let mut next = VecDeque::new();
+            let mut best: Option<MemberAt> = None;
+            for at in level {
+                for kind in self.held[at].keys() {
+                    if std::mem::replace(&mut seen_kinds[*kind], true) {
+                        continue;
+                    }
+                    for to in &self.kinds[*kind] {
+                        if std::mem::replace(&mut seen[*to], true) {
+                            continue;
+                        }
+                        before[*to] = Some(at);
+                        next.push_back(*to);
+                        let ends = self.has_room(*to) && self.loads[*to] <= load_max;
+                        if ends && best.is_none_or(|best| self.loads[*to] < self.loads[best]) {
+                            best = Some(*to);
+                        }
+                    }
+                }
+            }
+            if let Some(end) = best {
+                let mut path = vec![end];
+                while let Some(at) = before[path[path.len() - 1]] {
+                    path.push(at);
+                }
+                path.reverse();
+                return Some(path);
+            }
+            level = next;
+        }
+        None
+    }
+
+    /// Moves one partition over each step of `path`, the last step first.
+    fn shift(&mut self, path: &[MemberAt]) {
+        for step in path.windows(2).rev() {
+            let (from, to) = (step[0], step[1]);
+            let partition =
+                self.pick(from, to).expect("a chain goes only where a partition can go");
+            self.take(partition, from);
+            self.put(partition, to);
+        }
+    }
+
+    /// The partition that `from` best gives to `to`: one that goes back to where it is today, one that moves anyway,
+    /// one that few others may take, one of a topic of which `to` has few.
+    fn pick(&self, from: MemberAt, to: MemberAt) -> Option<Partition> {
+        let mut best: Option<((usize, usize, isize), Partition)> = None;
+        for (kind, topics) in &self.held[from] {
+            let candidates = &self.kinds[*kind];
+            if candidates.binary_search(&to).is_err() {
+                continue;
+            }
+            for (topic_id, holding) in topics {
+                let partition = |index: PartitionIndex| Partition { topic_id: *topic_id, index };
+                let home = holding
+                    .displaced
+                    .iter()
+                    .copied()
+                    .find(|index| self.home.get(&partition(*index)) == Some(&to));
+                let free = || holding.fresh.last().or_else(|| holding.displaced.last()).copied();
+                let (cost, index) = match (home, free(), holding.kept.last().copied()) {
+                    (Some(index), _, _) => (0, index),
+                    (None, Some(index), _) => (1, index),
+                    (None, None, Some(index)) => (2, index),
+                    (None, None, None) => continue,
+                };
+                let surplus = self.topic_count(from, *topic_id) as isize
+                    - self.topic_count(to, *topic_id) as isize;
+                let key = (cost, candidates.len(), -surplus);
+                if best.as_ref().is_none_or(|(found, _)| key < *found) {
+                    best = Some((key, partition(index)));
+                }
+            }
+        }
+        best.map(|(_, partition)| partition)
+    }
+
+    fn holding(&mut self, partition: Partition, at: MemberAt) -> &mut BTreeSet<PartitionIndex> {
+        let kind = self.kind_of[&partition];
+        let holding = self.held[at].entry(kind).or_default().entry(partition.topic_id).or_default();
+        match self.home.get(&partition) {
+            None => &mut holding.fresh,
+            Some(home) if *home == at => &mut holding.kept,
+            Some(_) => &mut holding.displaced,
+        }
+    }
+
+    fn put(&mut self, partition: Partition, at: MemberAt) {
+        self.holding(partition, at).insert(partition.index);
+        self.loads[at] += 1;
+        *self.topic_counts[at].entry(partition.topic_id).or_default() += 1;
+        self.target.insert(partition, at);
+    }
+
+    fn take(&mut self, partition: Partition, at: MemberAt) {
+        self.holding(partition, at).remove(&partition.index);
+        let kind = self.kind_of[&partition];
+        if let Some(topics) = self.held[at].get_mut(&kind) {
+            topics.retain(|_, holding| !holding.is_empty());
+            if topics.is_empty() {
+                self.held[at].remove(&kind);
+            }
+        }
+        self.loads[at] -= 1;
+        if let Some(count) = self.topic_counts[at].get_mut(&partition.topic_id) {
+            *count -= 1;
+        }
+    }
+}
+
+impl Holding {
+    fn is_empty(&self) -> bool {
+        self.fresh.is_empty() && self.displaced.is_empty() && self.kept.is_empty()
+    }
+}

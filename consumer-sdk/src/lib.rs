@@ -6,11 +6,16 @@
 
 #![warn(missing_docs)]
 
+pub mod consumer;
 pub mod grant;
 pub mod lease;
+pub mod offsets;
 #[allow(dead_code, reason = "the driver, which uses the rest, follows in the next change")]
 pub mod session;
 pub mod sink;
 pub mod source;
 
 pub use tenure_model as model;
+
+pub use consumer::{Batch, Consumer, ConsumerBuilder, End, Input, Limits, Owned, Stopper};
+pub use offsets::{CommitError, OffsetWriter};

@@ -1,0 +1,213 @@
+//! From a grant to the first record: register everywhere, verify, read the resume point, open the source.
+//!
+//! | step     | does                                        | then     |
+//! |----------|---------------------------------------------|----------|
+//! | Register | raises the fence at each sink, the home last | Verify   |
+//! | Verify   | asks the coordinator: still this epoch?     | Resume   |
+//! | Resume   | reads the resume point, or sets the first   | Open     |
+//! | Open     | opens the source there                      | acquired |
+//!
+//! What may pass is tried again, with growing pauses, until the acquire's deadline or the end of the lease; anything
+//! else gives the partition back. Nothing is read from the home before the grant is verified: the writer wants the
+//! proof, [`Verified`].
+
+use std::time::Duration;
+
+use rand::Rng;
+use tenure_model::NextOffset;
+use tokio::time::Instant;
+
+use super::AcquireStep;
+use super::end::Control;
+use super::fault::{Closing, Obstacle};
+use super::run::Running;
+use crate::grant::Grant;
+use crate::session::{Phase, ReleaseReason};
+use crate::sink::{FencedSink, FencedWriter, SinkError, Verified};
+use crate::source::{RecordStream, ResetPolicy};
+
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Longest single verify; a node that does not answer is left for another in time.
+const VERIFY_CALL_MAX: Duration = Duration::from_secs(5);
+
+/// A partition that is ready for its handler.
+pub(super) struct Acquired<W> {
+    pub(super) writer: W,
+    pub(super) stream: RecordStream,
+    pub(super) resume: NextOffset,
+}
+
+/// Takes a grant through all steps.
+pub(super) async fn acquire<S: FencedSink>(
+    running: &Running<S>,
+    grant: &Grant,
+    control: &Control,
+) -> Result<Acquired<S::Writer>, Closing> {
+    let within = running.parts.settings.acquire_deadline;
+    let mut acquire = Acquire {
+        running,
+        grant,
+        control,
+        phase: Phase::Registering,
+        deadline: Instant::now() + within,
+        pause: PAUSE_MIN,
+    };
+    match tokio::time::timeout(within, acquire.all_steps()).await {
+        Ok(result) => result,
+        Err(_elapsed) => Err(Closing::new(
+            ReleaseReason::AcquireFailed,
+            format!("no end of the step {:?} within {within:?}", acquire.phase),
+        )),
+    }
+}
+
+struct Acquire<'a, S: FencedSink> {
+    running: &'a Running<S>,
+    grant: &'a Grant,
+    control: &'a Control,
+    phase: Phase,
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl<S: FencedSink> Acquire<'_, S> {
+    async fn all_steps(&mut self) -> Result<Acquired<S::Writer>, Closing> {
+        self.enter(AcquireStep::Register, Phase::Registering).await;
+        let mut writer = self.register().await?;
+        self.enter(AcquireStep::Verify, Phase::Verifying).await;
+        let verified = self.verify().await?;
+        self.enter(AcquireStep::Resume, Phase::Resuming).await;
+        let resume = self.resume(&mut writer, &verified).await?;
+        self.control.set_position(resume);
+        self.enter(AcquireStep::Open, Phase::Resuming).await;
+        let stream = self.open(resume).await?;
+        Ok(Acquired { writer, stream, resume })
+    }
+
+    async fn register(&mut self) -> Result<S::Writer, Closing> {
+        let running = self.running;
+        for sink in &running.parts.also {
+            while let Err(error) = sink.register_only(self.grant).await {
+                self.again(&format!("sink {}", sink.name()), error).await?;
+            }
+        }
+        let home = &running.parts.home;
+        loop {
+            match home.register(self.grant).await {
+                Ok(registered) => return Ok(registered.writer),
+                Err(error) => {
+                    self.again(&format!("sink {}", FencedSink::name(home)), error).await?;
+                }
+            }
+        }
+    }
+
+    async fn verify(&mut self) -> Result<Verified, Closing> {
+        let running = self.running;
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match running.link.verify(self.grant, left.min(VERIFY_CALL_MAX)).await {
+                Ok(verified) => return Ok(verified),
+                Err(error) => self.again("verify", error).await?,
+            }
+        }
+    }
+
+    async fn resume(
+        &mut self,
+        writer: &mut S::Writer,
+        verified: &Verified,
+    ) -> Result<NextOffset, Closing> {
+        loop {
+            match writer.resume(verified).await {
+                Ok(Some(next)) => return Ok(next),
+                Ok(None) => break,
+                Err(error) => self.again("resume", error).await?,
+            }
+        }
+        let start = self.first_offset().await?;
+        loop {
+            match writer.initialise(start).await {
+                Ok(next) => return Ok(next),
+                Err(error) => {
+                    let unknown = matches!(error, SinkError::Unknown(_));
+                    self.again("initialise", error).await?;
+                    while unknown && let Err(error) = writer.resolve().await {
+                        self.again("resolve", error).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn first_offset(&mut self) -> Result<NextOffset, Closing> {
+        let running = self.running;
+        let (topic, partition) = (&self.grant.topic, self.grant.partition);
+        let policy = running.parts.settings.reset;
+        if policy == ResetPolicy::Fail {
+            return Err(Closing::new(
+                ReleaseReason::AcquireFailed,
+                "the home has no offset and the reset policy is fail: set one by name",
+            ));
+        }
+        loop {
+            match running.parts.source.start(topic, partition, policy).await {
+                Ok(start) => return Ok(start),
+                Err(error) => self.again("source", error).await?,
+            }
+        }
+    }
+
+    async fn open(&mut self, resume: NextOffset) -> Result<RecordStream, Closing> {
+        let running = self.running;
+        let (topic, partition) = (&self.grant.topic, self.grant.partition);
+        let read_ahead = running.parts.settings.read_ahead;
+        loop {
+            match running.parts.source.open(topic, partition, resume, read_ahead).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => self.again("source", error).await?,
+            }
+        }
+    }
+
+    async fn enter(&mut self, step: AcquireStep, phase: Phase) {
+        self.phase = phase;
+        self.pause = PAUSE_MIN;
+        self.report(None);
+        if let Some(hook) = &self.running.parts.hook {
+            hook(step, self.grant.clone()).await;
+        }
+    }
+
+    fn report(&self, error: Option<String>) {
+        let Grant { partition, epoch, .. } = *self.grant;
+        self.running.link.phase(partition, epoch, self.phase, self.control.position(), error);
+    }
+
+    /// Pauses before the next attempt, or ends the acquire.
+    async fn again(&mut self, what: &str, obstacle: impl Into<Obstacle>) -> Result<(), Closing> {
+        let (error, retry_after) = match obstacle.into() {
+            Obstacle::Passing { error, retry_after } => (error, retry_after),
+            Obstacle::Final(closing) => {
+                return Err(Closing { error: format!("{what}: {}", closing.error), ..closing });
+            }
+        };
+        let error = format!("{what}: {error}");
+        if self.grant.lease.check().is_err() {
+            return Err(Closing::new(ReleaseReason::LeaseLost, error));
+        }
+        let pause = retry_after.unwrap_or(self.pause).mul_f64(rand::rng().random_range(0.5..1.5));
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        if Instant::now() + pause >= self.deadline {
+            return Err(Closing::new(ReleaseReason::AcquireFailed, error));
+        }
+        tracing::debug!(
+            partition = %self.grant.partition, epoch = %self.grant.epoch, error, ?pause,
+            "acquire step failed for now"
+        );
+        self.report(Some(error));
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}

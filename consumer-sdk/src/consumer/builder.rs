@@ -1,0 +1,305 @@
+//! Settings of a consumer.
+
+use std::any::TypeId;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tenure_model::{
+    Clock, GroupId, GroupSettings, Home, InstanceId, LeaseSettings, MemberId, SettingsError,
+    SinkSetting, Takeover, TopicName,
+};
+
+use super::{Consumer, Counters, Parts, Settings};
+use crate::grant::Grant;
+use crate::lease::LeaseCheck;
+use crate::offsets::{COMMIT_INTERVAL, CoordinatorOffsets};
+use crate::session::SessionConfig;
+use crate::sink::{Enforcement, FencedSink, RegisterOnly};
+use crate::source::{ReadAhead, RecordSource, ResetPolicy};
+
+/// Step of an acquire, before which the hook runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AcquireStep {
+    /// Before the epoch is registered at the first sink.
+    Register,
+    /// Registered at every sink; before the grant is verified.
+    Verify,
+    /// Verified; before the resume point is read.
+    Resume,
+    /// Before the first record is read.
+    Open,
+}
+
+/// Runs before each step of each acquire. The acquire waits for it, within its deadline.
+pub(crate) type AcquireHook =
+    Arc<dyn Fn(AcquireStep, Grant) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// Settings that contradict each other, or one out of range.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// No coordinator is named.
+    #[error("coordinators is empty: name at least one as host:port")]
+    NoCoordinators,
+    /// No topic is named.
+    #[error("topics is empty: name at least one")]
+    NoTopics,
+    /// A topic is named twice.
+    #[error("topic {0} is named twice")]
+    TopicTwice(TopicName),
+    /// A length or count is zero.
+    #[error("{0} is 0: give it a value above 0")]
+    Zero(&'static str),
+    /// Lease or group settings contradict each other.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The sink given as home holds no offset.
+    #[error("sink {0:?} is given as home, but holds no offset: give it to also()")]
+    NotAHome(String),
+}
+
+/// Settings of a consumer; each has a default.
+pub struct ConsumerBuilder<S: FencedSink> {
+    home: S,
+    offsets: CoordinatorOffsets,
+    counters: Arc<Counters>,
+    also: Vec<Arc<dyn RegisterOnly>>,
+    source: Arc<dyn RecordSource>,
+    session: SessionConfig,
+    takeover: Takeover,
+    settings: Settings,
+    hook: Option<AcquireHook>,
+}
+
+impl<S: FencedSink> fmt::Debug for ConsumerBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsumerBuilder")
+            .field("session", &self.session)
+            .field("takeover", &self.takeover)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ConsumerBuilder<CoordinatorOffsets> {
+    pub(super) fn new(
+        group: GroupId,
+        topics: Vec<TopicName>,
+        source: Arc<dyn RecordSource>,
+        coordinators: Vec<String>,
+    ) -> Self {
+        let counters = Arc::new(Counters::default());
+        let offsets = CoordinatorOffsets::new(Arc::clone(&counters), COMMIT_INTERVAL);
+        Self {
+            home: offsets.clone(),
+            offsets,
+            counters,
+            also: Vec::new(),
+            source,
+            session: SessionConfig::new(coordinators, group, topics),
+            takeover: Takeover::default(),
+            settings: Settings::default(),
+            hook: None,
+        }
+    }
+
+    /// Shortest time between two background commits of one partition. Default [`COMMIT_INTERVAL`]; what is done and
+    /// not committed is done again by the next owner after a crash.
+    #[must_use]
+    pub fn commit_interval(mut self, length: Duration) -> Self {
+        self.offsets = CoordinatorOffsets::new(Arc::clone(&self.counters), length);
+        self.home = self.offsets.clone();
+        self
+    }
+}
+
+impl<S: FencedSink> ConsumerBuilder<S> {
+    /// Makes `sink` the one home of the offsets, moved by the same step as its data. Default: the coordinator.
+    #[must_use]
+    pub fn home<T: FencedSink>(self, sink: T) -> ConsumerBuilder<T> {
+        let Self { home: _, offsets, counters, also, source, session, takeover, settings, hook } =
+            self;
+        ConsumerBuilder {
+            home: sink,
+            offsets,
+            counters,
+            also,
+            source,
+            session,
+            takeover,
+            settings,
+            hook,
+        }
+    }
+
+    /// Adds a sink beside the home: fenced by epoch, holds no offset. They are registered in this order, the home last.
+    #[must_use]
+    pub fn also(mut self, sink: Arc<dyn RegisterOnly>) -> Self {
+        self.also.push(sink);
+        self
+    }
+
+    /// Makes the member static. Default: none.
+    #[must_use]
+    pub fn instance_id(mut self, instance: InstanceId) -> Self {
+        self.session.instance = Some(instance);
+        self
+    }
+
+    /// Id of this member; never one that was used before. Default: picked at random.
+    #[must_use]
+    pub fn member(mut self, member: MemberId) -> Self {
+        self.session.member = Some(member);
+        self
+    }
+
+    /// Wanted lengths of the lease; the coordinator answers with what counts. Default: ttl 10 s, heartbeat 3 s.
+    #[must_use]
+    pub fn lease(mut self, lease: LeaseSettings) -> Self {
+        self.session.lease = lease;
+        self
+    }
+
+    /// When a partition may be taken from a member that does not answer. Default [`Takeover::Lease`].
+    #[must_use]
+    pub fn takeover(mut self, takeover: Takeover) -> Self {
+        self.takeover = takeover;
+        self
+    }
+
+    /// Where to start a partition whose home has no offset. Default [`ResetPolicy::Earliest`].
+    #[must_use]
+    pub fn reset_policy(mut self, policy: ResetPolicy) -> Self {
+        self.settings.reset = policy;
+        self
+    }
+
+    /// How far the source reads ahead, per partition. Default: 1000 records, 8 MiB.
+    #[must_use]
+    pub fn read_ahead(mut self, read_ahead: ReadAhead) -> Self {
+        self.settings.read_ahead = read_ahead;
+        self
+    }
+
+    /// Largest number of partitions that this member takes. Default: no cap.
+    #[must_use]
+    pub fn partitions_max(mut self, count: u32) -> Self {
+        self.session.partitions_max = Some(count);
+        self
+    }
+
+    /// Name of this process for people. Default: host name and process id.
+    #[must_use]
+    pub fn client(mut self, client: impl Into<String>) -> Self {
+        self.session.client = client.into();
+        self
+    }
+
+    /// Whether writes consult the local lease. [`LeaseCheck::Off`] is for tests that prove that the resource itself
+    /// refuses a stale owner. Default [`LeaseCheck::On`].
+    #[must_use]
+    pub fn lease_check(mut self, check: LeaseCheck) -> Self {
+        self.session.lease_check = check;
+        self
+    }
+
+    /// Whether an expired membership is followed by a new one, under a new member id. Default true.
+    #[must_use]
+    pub fn rejoin(mut self, rejoin: bool) -> Self {
+        self.session.rejoin = rejoin;
+        self
+    }
+
+    /// Clock that leases are counted on. Default: the machine's, which goes on counting while it is suspended.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.session.clock = clock;
+        self
+    }
+
+    /// How long an acquire may take before the partition is given back. Default 30 s.
+    #[must_use]
+    pub fn acquire_deadline(mut self, length: Duration) -> Self {
+        self.settings.acquire_deadline = length;
+        self
+    }
+
+    /// How long a handler may go on after its partition was lost, before it is aborted. Default 1 s.
+    #[must_use]
+    pub fn lost_grace(mut self, length: Duration) -> Self {
+        self.settings.lost_grace = length;
+        self
+    }
+
+    /// How often topics are looked up and reported. Default 30 s.
+    #[must_use]
+    pub fn topics_interval(mut self, length: Duration) -> Self {
+        self.settings.topics_interval = length;
+        self
+    }
+
+    /// Hook that runs before each step of each acquire; the acquire waits for it. For tests and observation.
+    #[must_use]
+    pub fn on_acquire_step<F, Fut>(mut self, hook: F) -> Self
+    where
+        F: Fn(AcquireStep, Grant) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.hook = Some(Arc::new(move |step, grant| Box::pin(hook(step, grant))));
+        self
+    }
+
+    /// Checks the settings against each other and makes the consumer. Connects to nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction found, by name.
+    pub fn build(self) -> Result<Consumer<S>, BuildError> {
+        let Self { home, offsets, counters, also, source, mut session, takeover, settings, hook } =
+            self;
+        if session.coordinators.is_empty() {
+            return Err(BuildError::NoCoordinators);
+        }
+        if session.topics.is_empty() {
+            return Err(BuildError::NoTopics);
+        }
+        let mut topics = session.topics.clone();
+        topics.sort();
+        if let Some(pair) = topics.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(BuildError::TopicTwice(pair[0].clone()));
+        }
+        settings.check_nothing_is_zero()?;
+        if session.partitions_max == Some(0) {
+            return Err(BuildError::Zero("partitions_max"));
+        }
+        session.lease = session.lease.validate()?;
+        session.settings = group_settings(&home, &also, takeover)?;
+        let parts = Parts { home, offsets, counters, also, source, settings, hook };
+        Ok(Consumer::new(parts, session))
+    }
+}
+
+/// What the group is told of its home and sinks.
+fn group_settings<S: FencedSink>(
+    home: &S,
+    also: &[Arc<dyn RegisterOnly>],
+    takeover: Takeover,
+) -> Result<GroupSettings, BuildError> {
+    let setting = |name: &str, enforcement: Enforcement| SinkSetting {
+        name: name.to_owned(),
+        enforces_epoch: enforcement == Enforcement::Resource,
+    };
+    let mut sinks: Vec<_> =
+        also.iter().map(|sink| setting(sink.name(), sink.capabilities().enforcement)).collect();
+    let capabilities = FencedSink::capabilities(home);
+    if TypeId::of::<S>() != TypeId::of::<CoordinatorOffsets>() {
+        let name = FencedSink::name(home);
+        if capabilities.home == Home::Coordinator {
+            return Err(BuildError::NotAHome(name.to_owned()));
+        }
+        sinks.push(setting(name, capabilities.enforcement));
+    }
+    let settings = GroupSettings { home: capabilities.home, takeover, sinks };
+    Ok(settings.validate()?)
+}

@@ -1,0 +1,48 @@
+//! What a consumer did so far.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($( $(#[$doc:meta])* $name:ident, $add:ident; )*) => {
+        /// Counts since the consumer was built. All only rise.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $( $name: AtomicU64, )*
+        }
+
+        impl Counters {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $name(&self) -> u64 {
+                    self.$name.load(Ordering::Relaxed)
+                }
+
+                pub(crate) fn $add(&self, count: usize) {
+                    self.$name.fetch_add(count as u64, Ordering::Relaxed);
+                }
+            )*
+        }
+    };
+}
+
+counters! {
+    /// Records handed to handlers.
+    records_delivered, add_records_delivered;
+    /// Offsets committed at the coordinator.
+    commits, add_commits;
+    /// Offset commits that this process refused itself, because its lease had ended: nothing was sent.
+    refused_locally, add_refused_locally;
+    /// Offset commits that the coordinator refused as fenced.
+    refused_by_coordinator, add_refused_by_coordinator;
+    /// Registrations and handlers that ended because a sink refused an older epoch.
+    refused_by_sink, add_refused_by_sink;
+    /// Partitions released because the coordinator asked for them.
+    handoffs, add_handoffs;
+    /// Partitions acquired.
+    acquired, add_acquired;
+    /// Handlers that failed, panicked or returned without being asked to.
+    handler_failures, add_handler_failures;
+    /// Handlers aborted because they did not return by their deadline.
+    handlers_aborted, add_handlers_aborted;
+}

@@ -1,0 +1,147 @@
+//! How the ownership of a partition ends, and the cell through which its parties learn of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenure_model::{NextOffset, Tick};
+use tokio::sync::watch;
+
+use crate::session::LostCause;
+
+/// Why no more records come.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// The coordinator asks for the partition. Finish what is in hand and return before `deadline`.
+    Revoked {
+        /// When the handler is aborted, on the clock of the grant's lease.
+        deadline: Tick,
+    },
+    /// The consumer shuts down. Finish what is in hand and return before `deadline`.
+    Shutdown {
+        /// When the handler is aborted, on the clock of the grant's lease.
+        deadline: Tick,
+    },
+    /// The partition is not ours any more, or cannot go on. Stop at once.
+    Lost {
+        /// Why.
+        cause: LostCause,
+    },
+}
+
+impl End {
+    /// Whether work in hand may still be committed: not after a loss.
+    #[must_use]
+    pub const fn may_commit(&self) -> bool {
+        match self {
+            Self::Revoked { .. } | Self::Shutdown { .. } => true,
+            Self::Lost { .. } => false,
+        }
+    }
+
+    /// Until when the handler may work on; nothing after a loss.
+    #[must_use]
+    pub const fn deadline(&self) -> Option<Tick> {
+        match self {
+            Self::Revoked { deadline } | Self::Shutdown { deadline } => Some(*deadline),
+            Self::Lost { .. } => None,
+        }
+    }
+}
+
+/// Shared by the run loop, the task of one grant and its [`Input`](super::Input).
+///
+/// | from              | told                 | to                |
+/// |-------------------|----------------------|-------------------|
+/// | running           | any end              | that end          |
+/// | Revoked, Shutdown | Lost                 | Lost              |
+/// | Revoked, Shutdown | Revoked or Shutdown  | the first stays   |
+/// | Lost              | anything             | the first stays   |
+#[derive(Debug)]
+pub(crate) struct Control {
+    ending: watch::Sender<Option<End>>,
+    position: AtomicU64,
+}
+
+impl Control {
+    pub(crate) fn new() -> Self {
+        Self { ending: watch::Sender::new(None), position: AtomicU64::new(0) }
+    }
+
+    /// Tells everyone that the grant ends.
+    pub(crate) fn end(&self, end: End) {
+        self.ending.send_if_modified(|ending| {
+            let wins = match (&*ending, &end) {
+                (None, _) => true,
+                (Some(before), End::Lost { .. }) => before.may_commit(),
+                (Some(_), End::Revoked { .. } | End::Shutdown { .. }) => false,
+            };
+            if wins {
+                *ending = Some(end);
+            }
+            wins
+        });
+    }
+
+    pub(crate) fn ending(&self) -> Option<End> {
+        self.ending.borrow().clone()
+    }
+
+    /// Waits until the grant ends.
+    pub(crate) async fn ended(&self) -> End {
+        self.wait_for(|_| true).await
+    }
+
+    /// Waits until the grant is lost; an orderly end is passed over.
+    pub(crate) async fn lost(&self) -> End {
+        self.wait_for(|end| !end.may_commit()).await
+    }
+
+    async fn wait_for(&self, wanted: impl Fn(&End) -> bool) -> End {
+        let mut ending = self.ending.subscribe();
+        loop {
+            if let Some(end) = ending.borrow_and_update().as_ref().filter(|end| wanted(end)) {
+                return end.clone();
+            }
+            // The sender lives in `self`, so the channel cannot close under the wait.
+            ending.changed().await.expect("the control outlives those who wait on it");
+        }
+    }
+
+    pub(crate) fn position(&self) -> NextOffset {
+        NextOffset::new(self.position.load(Ordering::Relaxed)).unwrap_or(NextOffset::ZERO)
+    }
+
+    pub(crate) fn set_position(&self, next: NextOffset) {
+        self.position.store(next.get(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(told: &[End], want: &str) {
+        let control = Control::new();
+        for end in told {
+            control.end(end.clone());
+        }
+        let end = match control.ending() {
+            None => "running".to_owned(),
+            Some(End::Revoked { deadline }) => format!("revoked {}", deadline.0),
+            Some(End::Shutdown { deadline }) => format!("shutdown {}", deadline.0),
+            Some(End::Lost { cause }) => format!("lost {cause:?}"),
+        };
+        assert_eq!(end, want);
+    }
+
+    #[test]
+    fn first_end_stays_unless_a_loss_follows_an_orderly_one() {
+        let revoked = || End::Revoked { deadline: Tick(3) };
+        let shutdown = || End::Shutdown { deadline: Tick(4) };
+        let lost = |text: &str| End::Lost { cause: LostCause::Sink(text.to_owned()) };
+        check(&[], "running");
+        check(&[revoked(), shutdown()], "revoked 3");
+        check(&[shutdown(), revoked()], "shutdown 4");
+        check(&[revoked(), lost("a"), lost("b")], "lost Sink(\"a\")");
+        check(&[shutdown(), lost("a"), revoked()], "lost Sink(\"a\")");
+    }
+}

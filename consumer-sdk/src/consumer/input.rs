@@ -1,0 +1,248 @@
+//! Records of one owned partition.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_model::{Epoch, NextOffset, Partition};
+use tokio::time::Instant;
+
+use super::Counters;
+use super::end::{Control, End};
+use super::link::Link;
+use crate::offsets::Tracker;
+use crate::session::{LostCause, Phase};
+use crate::source::{Fetched, Record, RecordStream};
+
+/// How much one batch takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Records; 0 counts as 1. Default 500.
+    pub records: usize,
+    /// Bytes of keys and values; a single larger record is a batch of its own. Default 4 MiB.
+    pub bytes: usize,
+    /// How long to wait for more once the first record is there. Default 10 ms.
+    pub wait: Duration,
+}
+
+impl Limits {
+    /// The defaults, for a `const`.
+    pub const DEFAULT: Self =
+        Self { records: 500, bytes: 4 * 1024 * 1024, wait: Duration::from_millis(10) };
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// What a handler does, apart from being alive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HandlerPhase {
+    /// It loads state and reads no records yet; the share that is done, 0 to 1.
+    Loading(f32),
+    /// It reads records.
+    Running,
+}
+
+/// Records of one owned partition, in order. Ends when the partition is asked for, lost, or the consumer shuts down.
+pub struct Input {
+    pub(super) stream: RecordStream,
+    pub(super) buffer: VecDeque<Record>,
+    pub(super) buffer_bytes: usize,
+    pub(super) first_at: Option<Instant>,
+    pub(super) control: Arc<Control>,
+    pub(super) tracker: Option<Arc<Tracker>>,
+    pub(super) link: Arc<dyn Link>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) partition: Partition,
+    pub(super) epoch: Epoch,
+}
+
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Input")
+            .field("partition", &self.partition)
+            .field("epoch", &self.epoch)
+            .field("buffered", &self.buffer.len())
+            .field("ending", &self.ending())
+            .finish_non_exhaustive()
+    }
+}
+
+fn size_of(record: &Record) -> usize {
+    let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
+    length(&record.key) + length(&record.value)
+}
+
+impl Input {
+    /// Waits for the next records. Nothing: the ownership ends, [`Input::ending`] says how; nothing comes after.
+    ///
+    /// Cancel-safe: dropped before it answers, it has taken nothing. With the offsets at the coordinator it also
+    /// waits while [`UNDONE_RECORDS_MAX`](crate::offsets::UNDONE_RECORDS_MAX) delivered records are not done.
+    pub async fn next_batch(&mut self, limits: &Limits) -> Option<Batch> {
+        let control = Arc::clone(&self.control);
+        tokio::select! {
+            biased;
+            _end = control.ended() => None,
+            () = self.fill(limits) => self.take(limits),
+        }
+    }
+
+    /// How the ownership ends; nothing while it goes on.
+    #[must_use]
+    pub fn ending(&self) -> Option<End> {
+        self.control.ending()
+    }
+
+    /// Waits until the ownership ends, for a `select!` in long work.
+    pub async fn ended(&self) -> End {
+        self.control.ended().await
+    }
+
+    /// Waits until the partition is lost; an orderly end (revoked, shutdown) is passed over.
+    pub async fn lost(&self) -> End {
+        self.control.lost().await
+    }
+
+    /// The next offset to be delivered.
+    #[must_use]
+    pub fn position(&self) -> NextOffset {
+        self.control.position()
+    }
+
+    /// Says what the handler does, so that loading state is not taken for a partition that does not advance.
+    pub fn report(&self, phase: HandlerPhase) {
+        let phase = match phase {
+            HandlerPhase::Loading(_) => Phase::Resuming,
+            HandlerPhase::Running => Phase::Running,
+        };
+        self.link.phase(self.partition, self.epoch, phase, self.position(), None);
+    }
+
+    fn is_full(&self, limits: &Limits) -> bool {
+        self.buffer.len() >= limits.records.max(1) || self.buffer_bytes >= limits.bytes
+    }
+
+    /// Waits until the buffer holds what a batch needs. All that was received stays in `self` when it is dropped.
+    async fn fill(&mut self, limits: &Limits) {
+        if let Some(tracker) = &self.tracker {
+            tracker.room().await;
+        }
+        while !self.is_full(limits) {
+            let received = match self.first_at {
+                None => self.stream.recv().await,
+                Some(first_at) => {
+                    tokio::select! {
+                        biased;
+                        received = self.stream.recv() => received,
+                        () = tokio::time::sleep_until(first_at + limits.wait) => return,
+                    }
+                }
+            };
+            match received {
+                Some(Fetched::Records(records)) => {
+                    self.buffer_bytes += records.iter().map(size_of).sum::<usize>();
+                    self.buffer.extend(records);
+                    if !self.buffer.is_empty() {
+                        self.first_at.get_or_insert_with(Instant::now);
+                    }
+                }
+                Some(Fetched::Failed(error)) => {
+                    self.control.end(End::Lost { cause: LostCause::Source(error.to_string()) });
+                    return;
+                }
+                None => {
+                    let cause = LostCause::Source("the source ended the partition".to_owned());
+                    self.control.end(End::Lost { cause });
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes a batch, in one step without a wait, unless the end was told meanwhile.
+    fn take(&mut self, limits: &Limits) -> Option<Batch> {
+        if self.control.ending().is_some() {
+            return None;
+        }
+        let mut records = Vec::new();
+        let mut bytes = 0;
+        while let Some(record) = self.buffer.front() {
+            let size = size_of(record);
+            let full = records.len() >= limits.records.max(1) || bytes + size > limits.bytes;
+            if full && !records.is_empty() {
+                break;
+            }
+            bytes += size;
+            records.extend(self.buffer.pop_front());
+        }
+        self.buffer_bytes -= bytes;
+        self.first_at = (!self.buffer.is_empty()).then(Instant::now);
+        let next = records.last()?.next();
+        if let Some(tracker) = &self.tracker {
+            tracker.delivered(&records);
+        }
+        self.control.set_position(next);
+        self.counters.add_records_delivered(records.len());
+        Some(Batch { records, next })
+    }
+}
+
+/// Records with rising offsets; never empty.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    records: Vec<Record>,
+    next: NextOffset,
+}
+
+impl Batch {
+    /// The records.
+    #[must_use]
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The records, one by one.
+    pub fn iter(&self) -> std::slice::Iter<'_, Record> {
+        self.records.iter()
+    }
+
+    /// Offset of the first record.
+    #[must_use]
+    pub fn first(&self) -> NextOffset {
+        self.records.first().map_or(self.next, |record| record.offset)
+    }
+
+    /// Offset to read after the last record: what to commit once all of them are done.
+    #[must_use]
+    pub const fn next(&self) -> NextOffset {
+        self.next
+    }
+
+    /// Number of records, at least 1.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+}
+
+impl<'a> IntoIterator for &'a Batch {
+    type Item = &'a Record;
+    type IntoIter = std::slice::Iter<'a, Record>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl IntoIterator for Batch {
+    type Item = Record;
+    type IntoIter = std::vec::IntoIter<Record>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.records.into_iter()
+    }
+}

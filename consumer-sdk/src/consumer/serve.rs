@@ -1,0 +1,326 @@
+//! One grant from its acquire to its release.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tenure_model::{NextOffset, Tick};
+use tokio::task::{JoinError, JoinHandle};
+
+use super::acquire::{Acquired, acquire};
+use super::end::{Control, End};
+use super::fault::{Closing, closing_of_handler_error};
+use super::input::Input;
+use super::owned::Owned;
+use super::run::Running;
+use crate::grant::Grant;
+use crate::offsets::{CommitError, Tracker};
+use crate::session::{LostCause, Phase, ReleaseReason};
+use crate::sink::{BoxError, FencedSink};
+
+/// Longest wait for the source to close a partition; the input delivers nothing more already.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// Longest last flush when no drain deadline bounds it.
+const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// How long an aborted handler is waited for; then it is stuck in code without an `.await`.
+const ABORT_GRACE: Duration = Duration::from_millis(200);
+/// How often the position goes to the session.
+const POSITION_INTERVAL: Duration = Duration::from_millis(500);
+
+type HandlerResult = Result<Result<(), BoxError>, JoinError>;
+
+/// Handler's task; ends with its owner.
+struct HandlerTask(JoinHandle<Result<(), BoxError>>);
+
+impl Drop for HandlerTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Acquires a grant, runs its handler, drains and releases.
+pub(super) async fn serve<S: FencedSink>(
+    running: Arc<Running<S>>,
+    grant: Grant,
+    control: Arc<Control>,
+) {
+    let source_closed = AtomicBool::new(false);
+    let service = Service { running: &running, grant: &grant, control: &control, source_closed };
+    let acquired = tokio::select! {
+        biased;
+        end = control.ended() => Err(closing_of_end(&end)),
+        acquired = acquire(&running, &grant, &control) => acquired,
+    };
+    let closing = match acquired {
+        Ok(acquired) => service.run_handler(acquired).await,
+        Err(closing) => closing,
+    };
+    service.release(closing).await;
+}
+
+struct Service<'a, S: FencedSink> {
+    running: &'a Arc<Running<S>>,
+    grant: &'a Grant,
+    control: &'a Arc<Control>,
+    source_closed: AtomicBool,
+}
+
+impl<S: FencedSink> Service<'_, S> {
+    fn tracker(&self) -> Option<Arc<Tracker>> {
+        self.running.parts.offsets.tracker(self.grant.partition, self.grant.epoch)
+    }
+
+    fn report(&self, phase: Phase) {
+        let Grant { partition, epoch, .. } = *self.grant;
+        self.running.link.phase(partition, epoch, phase, self.control.position(), None);
+    }
+
+    fn start_handler(&self, acquired: Acquired<S::Writer>) -> HandlerTask {
+        let Acquired { writer, stream, resume } = acquired;
+        let Grant { partition, epoch, .. } = *self.grant;
+        let parts = &self.running.parts;
+        self.running.link.acquired(partition, epoch, true, resume);
+        self.report(Phase::Running);
+        parts.counters.add_acquired(1);
+        tracing::info!(
+            group = %self.grant.group, topic = %self.grant.topic, partition = %partition.index, %epoch,
+            handoff = %self.grant.handoff, resume = %resume, "partition acquired"
+        );
+        let input = Input {
+            stream,
+            buffer: VecDeque::new(),
+            buffer_bytes: 0,
+            first_at: None,
+            control: Arc::clone(self.control),
+            tracker: self.tracker(),
+            link: Arc::clone(&self.running.link),
+            counters: Arc::clone(&parts.counters),
+            partition,
+            epoch,
+        };
+        let owned = Owned { grant: self.grant.clone(), resume, input, writer };
+        let handler = Arc::clone(&self.running.handler);
+        // The call itself is inside the task, so that its panic is contained too.
+        HandlerTask(tokio::spawn(async move { handler(owned).await }))
+    }
+
+    async fn run_handler(&self, acquired: Acquired<S::Writer>) -> Closing {
+        let mut handler = self.start_handler(acquired);
+        let tracker = self.tracker();
+        let mut position = tokio::time::interval(POSITION_INTERVAL);
+        let end = loop {
+            tokio::select! {
+                biased;
+                result = &mut handler.0 => return self.closing_of_result(result),
+                end = self.control.ended() => break end,
+                error = failed(tracker.as_deref()) => {
+                    self.control.end(End::Lost { cause: cause_of(error) });
+                }
+                _tick = position.tick() => self.report(Phase::Running),
+            }
+        };
+        if end.may_commit() {
+            self.report(Phase::Draining);
+        }
+        let bound = end.deadline().map_or(CLOSE_MAX, |deadline| self.until(deadline) / 2);
+        let ((), result) = tokio::join!(self.close_source(bound), self.drain(&mut handler, &end));
+        match result {
+            Some(result) => self.closing_of_result(result),
+            None => {
+                self.running.parts.counters.add_handlers_aborted(1);
+                let closing = closing_of_end(&self.control.ending().unwrap_or(end));
+                let error = format!("handler did not return in time, aborted; {}", closing.error);
+                Closing { error, ..closing }
+            }
+        }
+    }
+
+    /// Waits for the handler as long as the end allows; nothing when it was aborted.
+    async fn drain(&self, handler: &mut HandlerTask, end: &End) -> Option<HandlerResult> {
+        if let Some(deadline) = end.deadline() {
+            tokio::select! {
+                biased;
+                result = &mut handler.0 => return Some(result),
+                _lost = self.control.lost() => {}
+                () = self.passed(deadline) => return self.abort(handler).await,
+            }
+        }
+        self.grant.lease.stop();
+        let grace = self.running.parts.settings.lost_grace;
+        match tokio::time::timeout(grace, &mut handler.0).await {
+            Ok(result) => Some(result),
+            Err(_elapsed) => self.abort(handler).await,
+        }
+    }
+
+    async fn abort(&self, handler: &mut HandlerTask) -> Option<HandlerResult> {
+        self.grant.lease.stop();
+        handler.0.abort();
+        match tokio::time::timeout(ABORT_GRACE, &mut handler.0).await {
+            Ok(Err(error)) if error.is_cancelled() => {}
+            Ok(result) => return Some(result),
+            Err(_elapsed) => tracing::warn!(
+                partition = %self.grant.partition, epoch = %self.grant.epoch,
+                "handler is stuck in code without an await: it is left behind, its writes are refused"
+            ),
+        }
+        None
+    }
+
+    fn until(&self, deadline: Tick) -> Duration {
+        deadline.since(self.running.clock.now())
+    }
+
+    /// Waits until a moment of the lease's clock, which may run apart from the runtime's.
+    async fn passed(&self, deadline: Tick) {
+        loop {
+            let left = self.until(deadline);
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(Duration::from_millis(500))).await;
+        }
+    }
+
+    /// Reads a handler's result in the light of how the grant ended.
+    fn closing_of_result(&self, result: HandlerResult) -> Closing {
+        let counters = &self.running.parts.counters;
+        let fault = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(closing_of_handler_error(&*error)),
+            Err(error) => Some(closing_of_join_error(error)),
+        };
+        let end = self.control.ending();
+        match (end, fault) {
+            (Some(end), None) => closing_of_end(&end),
+            (None, None) => {
+                counters.add_handler_failures(1);
+                Closing::new(
+                    ReleaseReason::HandlerFailed,
+                    "handler returned early: its input had not ended",
+                )
+            }
+            (end, Some(fault)) => {
+                if fault.reason == ReleaseReason::HandlerFailed {
+                    counters.add_handler_failures(1);
+                }
+                match end {
+                    Some(end) if fault.reason == ReleaseReason::HandlerFailed => {
+                        Closing { error: fault.error, ..closing_of_end(&end) }
+                    }
+                    Some(_) | None => fault,
+                }
+            }
+        }
+    }
+
+    /// Gives the grant back at its final offset. After this, nothing of it is written by this process.
+    async fn release(&self, closing: Closing) {
+        let Grant { partition, epoch, .. } = *self.grant;
+        let parts = &self.running.parts;
+        let bound = self.flush_bound();
+        // Tasks that the handler left behind get no more records.
+        self.control.end(End::Lost { cause: LostCause::Handler(closing.error.clone()) });
+        let (next_offset, ()) =
+            tokio::join!(self.final_offset(&closing, bound), self.close_source(bound));
+        self.grant.lease.stop();
+        parts.offsets.forget(partition, epoch);
+        if closing.by_sink {
+            parts.counters.add_refused_by_sink(1);
+        }
+        if closing.reason == ReleaseReason::Revoked {
+            parts.counters.add_handoffs(1);
+        }
+        let Closing { reason, error, by_sink: _ } = closing;
+        tracing::info!(
+            group = %self.grant.group, topic = %self.grant.topic, partition = %partition.index, %epoch,
+            handoff = %self.grant.handoff, ?reason, error, "partition given back"
+        );
+        self.running.link.release(partition, epoch, next_offset, reason, error);
+    }
+
+    fn flush_bound(&self) -> Duration {
+        match self.control.ending().and_then(|end| end.deadline()) {
+            Some(deadline) => self.until(deadline).min(FLUSH_MAX),
+            None => FLUSH_MAX,
+        }
+    }
+
+    async fn close_source(&self, bound: Duration) {
+        if self.source_closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let close = self.running.parts.source.close(self.grant.partition);
+        if tokio::time::timeout(bound.min(CLOSE_MAX), close).await.is_err() {
+            let Grant { partition, epoch, .. } = *self.grant;
+            tracing::warn!(%partition, %epoch, "source did not close the partition in time");
+        }
+    }
+
+    /// Commits what is done, and answers the low-water mark; nothing when the grant may not commit any more.
+    async fn final_offset(&self, closing: &Closing, bound: Duration) -> Option<NextOffset> {
+        let may_commit = match closing.reason {
+            ReleaseReason::Revoked | ReleaseReason::Shutdown | ReleaseReason::HandlerFailed => true,
+            ReleaseReason::LeaseLost | ReleaseReason::Fenced | ReleaseReason::AcquireFailed => {
+                false
+            }
+        };
+        let tracker = self.tracker().filter(|_| may_commit)?;
+        if self.grant.lease.is_live() {
+            // The release carries the offset too; a flush that fails is not a second failure.
+            let _flushed = tokio::time::timeout(bound, tracker.flush()).await;
+        }
+        tracker.low_water()
+    }
+}
+
+async fn failed(tracker: Option<&Tracker>) -> CommitError {
+    match tracker {
+        Some(tracker) => tracker.failed().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn cause_of(error: CommitError) -> LostCause {
+    match error {
+        CommitError::Fenced { current, .. } => LostCause::Fenced { current },
+        CommitError::LeaseEnded(_) | CommitError::Released => LostCause::LeaseEnded,
+        CommitError::Refused { .. } | CommitError::Unknown { .. } => {
+            LostCause::Sink(error.to_string())
+        }
+    }
+}
+
+fn closing_of_end(end: &End) -> Closing {
+    match end {
+        End::Revoked { .. } => Closing::new(ReleaseReason::Revoked, ""),
+        End::Shutdown { .. } => Closing::new(ReleaseReason::Shutdown, ""),
+        End::Lost { cause } => match cause {
+            LostCause::LeaseEnded => Closing::new(ReleaseReason::LeaseLost, "the lease ended"),
+            LostCause::Fenced { current } => Closing::new(
+                ReleaseReason::Fenced,
+                current.map_or_else(String::new, |epoch| format!("current epoch is {epoch}")),
+            ),
+            LostCause::Gone => Closing::new(ReleaseReason::LeaseLost, "not in the assignment"),
+            LostCause::MembershipEnded(error) => Closing::new(ReleaseReason::LeaseLost, error),
+            LostCause::Source(error) | LostCause::Handler(error) | LostCause::Sink(error) => {
+                Closing::new(ReleaseReason::HandlerFailed, error)
+            }
+        },
+    }
+}
+
+fn closing_of_join_error(error: JoinError) -> Closing {
+    let text = match error.try_into_panic() {
+        Ok(panic) => {
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned());
+            format!("handler panicked: {}", text.as_deref().unwrap_or("no text"))
+        }
+        Err(_cancelled) => "handler was cancelled".to_owned(),
+    };
+    Closing::new(ReleaseReason::HandlerFailed, text)
+}

@@ -23,3 +23,6 @@ pub use queries::{Assigned, Assignment};
 pub use rejection::Rejection;
 pub use reply::{Applied, Reply};
 pub use state::State;
+
+#[cfg(test)]
+mod tests;

@@ -143,7 +143,7 @@ impl State {
                 let state = self.partition(&grant.group, grant.partition)?;
                 let nothing = || Rejection::NothingToDo {
                     what: format!(
-                        "partition {} at {} is past this deadline",
+                        "partition {} at {} does not wait for this deadline",
                         grant.partition, grant.epoch
                     ),
                 };

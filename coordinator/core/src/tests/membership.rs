@@ -1,0 +1,286 @@
+//! Join, leave, silence, expiry and topics.
+
+use tenure_model::limits::{MEMBERS_MAX, SUBSCRIPTION_TOPICS_MAX, TOMBSTONES_MAX};
+use tenure_model::{Index, Term, Timestamp};
+
+use super::{Run, check, group, join, member, topic};
+use crate::{Command, Context, Rejection, State};
+
+#[test]
+fn repeated_join_is_the_same_membership() {
+    check(
+        "
+        join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        join ann sees t=1 -> member epoch 1, ttl 10000
+        join ann rejoin 1 -> member epoch 1, ttl 10000
+        join ann rejoin 2 -> no: member ann is at member epoch 1, given 2: this membership has ended
+        join bob rejoin 1 -> no: membership of bob in group g has ended: join under a new member id
+        ",
+    );
+}
+
+#[test]
+fn repeated_join_with_other_wishes_updates_and_replans_only_for_what_plans_use() {
+    check(
+        "
+        join ann -> group g created; ann joined; group epoch 1; member epoch 1, ttl 10000
+        join ann client host-1 -> ann updated; member epoch 1, ttl 10000
+        join ann client host-1 cap 5 -> ann updated; group epoch 2; member epoch 1, ttl 10000
+        join ann client host-1 cap 5 wants t,u -> ann updated; group epoch 3; member epoch 1, ttl 10000
+        join ann client host-1 cap 5 wants u,t,u -> member epoch 1, ttl 10000
+        ",
+    );
+}
+
+#[test]
+fn lengths_never_shrink_while_the_member_lives() {
+    check(
+        "
+        join ann ttl 10000 -> group g created; ann joined; group epoch 1; member epoch 1, ttl 10000
+        join ann ttl 6000 heartbeat 1000 -> member epoch 1, ttl 10000
+        join ann ttl 20000 -> ann updated; member epoch 1, ttl 20000
+        ",
+    );
+}
+
+#[test]
+fn joins_that_contradict_the_group_name_the_setting() {
+    check(
+        "
+        join ann -> group g created; ann joined; group epoch 1; member epoch 1, ttl 10000
+        join bob home sink -> no: home of group g is coordinator, the join says sink: use the same setting in every member
+        join bob sinks pg,s3 -> no: sinks of group g is [], the join says [pg (fenced), s3 (fenced)]: use the same setting in every member
+        join bob -> bob joined; group epoch 2; member epoch 4, ttl 10000
+        ",
+    );
+}
+
+#[test]
+fn joins_out_of_range_are_refused() {
+    check(
+        "
+        join ann wants nothing -> no: topics is empty: name at least one
+        join ann ttl 299 heartbeat 1 -> no: ttl_ms is 299: use 300 to 3600000
+        join ann ttl 900 heartbeat 301 -> no: heartbeat_interval_ms is 301: use 1 to 300, a third of ttl_ms
+        join ann heartbeat 0 -> no: heartbeat_interval_ms is 0: use 1 to 3333, a third of ttl_ms
+        join ann cap 0 -> no: partitions_max is 0: leave it out, or give at least 1
+        join ann sinks pg,pg -> no: sink \"pg\": is named twice
+        join ann sees t=0 -> no: partition count of topic t is 0: use 1 to 100000
+        join ann sees t=100001 -> no: partition count of topic t is 100001: use 1 to 100000
+        join ann -> group g created; ann joined; group epoch 1; member epoch 9, ttl 10000
+        ",
+    );
+}
+
+#[test]
+fn instance_id_has_one_live_member_m05() {
+    check(
+        "
+        join ann instance x sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        join bob instance x -> no: instance id x is used by the live member ann: stop it, or wait until its lease ends
+        join ann instance x -> member epoch 1, ttl 10000
+        join ann instance y -> no: instance id of the live member ann cannot change
+        join ann -> no: instance id of the live member ann cannot change
+        leave ann -> ann left; group epoch 2
+        join bob instance x -> bob joined; group epoch 3; member epoch 7, ttl 10000
+        ",
+    );
+}
+
+#[test]
+fn member_that_left_or_expired_is_gone() {
+    check(
+        "
+        join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        leave ann -> ann left; group epoch 3
+        expire bob -> bob expired; group epoch 4
+        join ann -> no: membership of ann in group g has ended: join under a new member id
+        join bob rejoin 2 -> no: membership of bob in group g has ended: join under a new member id
+        leave ann -> no: membership of ann in group g has ended: join under a new member id
+        sees bob t=9 -> no: membership of bob in group g has ended: join under a new member id
+        leave cat -> no: member cat is not in group g: join first
+        show ann -> no: membership of ann in group g has ended: join under a new member id
+        ",
+    );
+}
+
+#[test]
+fn leave_releases_what_it_lists_and_frees_the_rest() {
+    check(
+        "
+        join ann sees t=3 -> group g created; ann joined; t has 3; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=ann 1=ann 2=bob -> target for 2; 0 to ann at e1; 1 to ann at e2; 2 to bob at e3
+        leave ann 0@e1:42 2@e3 -> 0 = 42; 0 e1 of ann free: released; 1 e2 of ann free: left; ann left; group epoch 3; no: partition 2 is not owned by ann: wait for a grant
+        target 0=bob 1=bob 2=bob -> target for 3; 0 to bob at e4; 1 to bob at e5
+        ",
+    );
+}
+
+#[test]
+fn partition_of_an_expired_member_goes_on_at_a_higher_epoch() {
+    check(
+        "
+        join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=ann -> target for 2; 0 to ann at e1
+        expire ann -> 0 e1 of ann free: expired; ann expired; group epoch 3
+        target 0=bob -> target for 3; 0 to bob at e2
+        verify ann 0 e1 -> no: partition 0 is fenced: given e1, current is e2: stop writing to it
+        verify bob 0 e2 -> owner
+        ",
+    );
+}
+
+#[test]
+fn expiry_of_another_membership_is_refused_one_by_one() {
+    check(
+        "
+        join ann -> group g created; ann joined; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        expire ann@7 bob@2 cat@1 bob@2 -> bob expired; group epoch 3; no: member ann is at member epoch 1, given 7: this membership has ended; no: member cat is not in group g: join first; no: nothing to do: bob is expired already
+        expire bob@2 -> no: membership of bob in group g has ended: join under a new member id
+        ",
+    );
+}
+
+#[test]
+fn silence_is_logged_once_and_a_join_ends_it() {
+    check(
+        "
+        join ann -> group g created; ann joined; group epoch 1; member epoch 1, ttl 10000
+        heard ann -> no: nothing to do: ann is not silent
+        silent ann 700 -> ann silent for 700ms
+        silent ann 900 -> no: nothing to do: ann is silent already
+        due -> plan for 1; ann silent for 700ms at 3
+        heard ann -> ann heard
+        silent ann@2 700 -> no: member ann is at member epoch 1, given 2: this membership has ended
+        silent ann 800 -> ann silent for 800ms
+        join ann -> ann heard; member epoch 1, ttl 10000
+        due -> plan for 1
+        ",
+    );
+}
+
+#[test]
+fn partition_counts_only_grow_and_a_failed_look_up_removes_nothing() {
+    check(
+        "
+        join ann sees t=4 -> group g created; ann joined; t has 4; group epoch 1; member epoch 1, ttl 10000
+        join bob sees t=3 -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        sees bob t=4 -> ok
+        sees bob -> ok
+        sees bob t=5 t=6 -> t has 6; group epoch 3
+        sees cat t=7 -> no: member cat is not in group g: join first
+        ",
+    );
+}
+
+#[test]
+fn partition_that_appears_later_starts_at_the_earliest_record_a18() {
+    check(
+        "
+        join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        sees ann t=2 -> t has 2; group epoch 2
+        target 0=ann 1=ann -> target for 2; 0 to ann at e1; 1 to ann at e2
+        show ann -> version 3; 0 e1; 1 e2 from earliest
+        ",
+    );
+}
+
+#[test]
+fn second_life_of_a_topic_is_a_new_topic() {
+    check(
+        "
+        join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        target 0=ann -> target for 1; 0 to ann at e1
+        commit ann 0@e1#1:42 -> 0 = 42
+        sees ann t#2=1 -> t has 1; group epoch 2
+        target t#2/0=ann 0=ann -> target for 2; t#2/0 to ann at e2
+        show ann -> version 5; t#2/0 e2 from earliest; 0 e1 initialised
+        commit ann t#2/0@e1#1:42 -> no: partition t#2/0 is fenced: given e1, current is e2: stop writing to it
+        commit ann t#2/0@e2#1:7 -> t#2/0 = 7
+        ",
+    );
+}
+
+#[test]
+fn all_members_may_stop_and_others_start_p05() {
+    let mut run = Run::default();
+    let mut names: Vec<String> = Vec::new();
+    run.line("join first sees t=3");
+    run.line("target 0=first 1=first 2=first");
+    run.line("commit first 0@e1#1:42");
+    names.push("first".to_owned());
+    for round in 0..50 {
+        let counter = run.state.epoch_counter;
+        for name in names.drain(..) {
+            run.line(&format!("expire {name}"));
+        }
+        for at in 0..3 {
+            let name = format!("m{round}-{at}");
+            run.line(&format!("join {name}"));
+            names.push(name);
+        }
+        run.line(&format!("target 0=m{round}-0 1=m{round}-1 2=m{round}-2"));
+        let group = &run.state.groups[&group()];
+        assert!(group.partitions.values().all(|state| state.ownership.owner().is_some()));
+        assert!(group.partitions.values().all(|state| state.epoch.unwrap().get() > counter));
+    }
+    assert_eq!(
+        run.line("commit m49-0 0@e151#1:41"),
+        "no: offset 41 of partition 0 is below the \
+         committed 42: use an offset reset to go back"
+    );
+}
+
+#[test]
+fn limits_refuse_and_change_nothing() {
+    let mut run = Run::default();
+    let mut wish = join("ann", &[]);
+    wish.topics = (0..=SUBSCRIPTION_TOPICS_MAX).map(|at| topic(&format!("t{at}"))).collect();
+    let refused = run.apply(&Command::JoinGroup(wish));
+    assert!(matches!(refused.result, Err(Rejection::LimitReached { .. })), "{refused:?}");
+    let mut state = State::default();
+    let mut index = 0;
+    let mut apply = |state: &mut State, command: Command| {
+        index += 1;
+        let context = Context { term: Term(1), index: Index(index), proposed_at: Timestamp(0) };
+        state.apply(context, &command).result
+    };
+    for at in 0..=TOMBSTONES_MAX {
+        let name = format!("gone{at}");
+        apply(&mut state, Command::JoinGroup(join(&name, &[]))).unwrap();
+        let named = crate::command::MemberRef {
+            group: group(),
+            member: member(&name),
+            member_epoch: state.groups[&group()].members[&member(&name)].epoch,
+        };
+        apply(&mut state, Command::ExpireMembers { term: Term(1), members: vec![named] }).unwrap();
+    }
+    assert_eq!(state.groups[&group()].tombstones.len(), TOMBSTONES_MAX);
+    let record = {
+        apply(&mut state, Command::JoinGroup(join("m", &[]))).unwrap();
+        state.groups[&group()].members[&member("m")].clone()
+    };
+    let members = &mut state.groups.get_mut(&group()).unwrap().members;
+    for at in members.len()..MEMBERS_MAX {
+        members.insert(member(&format!("m{at}")), record.clone());
+    }
+    let refused = apply(&mut state, Command::JoinGroup(join("one-more", &[])));
+    assert!(matches!(refused, Err(Rejection::LimitReached { .. })), "{refused:?}");
+}
+
+#[test]
+fn time_never_runs_backwards_and_refuses_nothing() {
+    let mut state = State::default();
+    for (index, proposed_at, now) in [(1, 500, 500), (2, 100, 500), (3, 900, 900)] {
+        let context =
+            Context { term: Term(1), index: Index(index), proposed_at: Timestamp(proposed_at) };
+        let name = format!("m{index}");
+        state.apply(context, &Command::JoinGroup(join(&name, &[]))).result.unwrap();
+        assert_eq!(state.now, Timestamp(now));
+        assert_eq!(state.groups[&group()].members[&member(&name)].joined_at, Timestamp(now));
+    }
+}

@@ -10,7 +10,6 @@ pub mod consumer;
 pub mod grant;
 pub mod lease;
 pub mod offsets;
-#[allow(dead_code, reason = "the driver, which uses the rest, follows in the next change")]
 pub mod session;
 pub mod sink;
 pub mod source;

@@ -6,6 +6,7 @@
 mod client;
 mod config;
 mod connect;
+mod driver;
 mod event;
 mod handle;
 pub mod machine;
@@ -17,5 +18,6 @@ pub use client::{
     VerifyOk,
 };
 pub use config::SessionConfig;
+pub use driver::Session;
 pub use event::{EndCause, LostCause, Phase, ReleaseReason, SessionEvent};
 pub use handle::SessionHandle;

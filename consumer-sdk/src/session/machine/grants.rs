@@ -1,0 +1,262 @@
+//! Grants and their leases: what an assignment does to them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tenure_model::{Epoch, Index, LeaseSettings, NextOffset, Partition, Tick, limits};
+use tenure_proto::v1;
+
+use super::{Granted, LeaseChange, Machine, Output};
+use crate::session::event::{LostCause, Phase, ReleaseReason};
+use crate::session::wire::{self, Assigned, Assignment};
+
+/// What the member holds and what it held.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    held: BTreeMap<Partition, Held>,
+    /// Highest epoch of each partition that ended here. None at or below it is taken again.
+    ended: BTreeMap<Partition, Epoch>,
+    /// Highest assignment version seen in this membership.
+    version: Index,
+    /// End of the member's own lease; grants end no later.
+    lease_ends_at: Option<Tick>,
+}
+
+/// One grant that is held.
+#[derive(Debug)]
+struct Held {
+    epoch: Epoch,
+    ends_at: Tick,
+    /// Once the grant is revoked: where its drain ends at the latest.
+    drain_ends_at: Option<Tick>,
+    phase: Phase,
+    phase_since: Tick,
+    position: NextOffset,
+    error: String,
+}
+
+impl Grants {
+    pub(super) fn next_end(&self) -> Option<Tick> {
+        self.held.values().map(|held| held.ends_at).min()
+    }
+
+    pub(super) fn begin_membership(&mut self) {
+        self.version = Index(0);
+        self.lease_ends_at = None;
+    }
+
+    pub(super) fn holds(&self, partition: Partition, epoch: Epoch) -> bool {
+        self.held.get(&partition).is_some_and(|held| held.epoch == epoch)
+    }
+
+    pub(super) fn held(&self) -> Vec<(Partition, Epoch)> {
+        self.held.iter().map(|(partition, held)| (*partition, held.epoch)).collect()
+    }
+
+    /// Notes how far a grant has come.
+    pub(super) fn note_phase(
+        &mut self,
+        (partition, epoch): (Partition, Epoch),
+        phase: Phase,
+        position: NextOffset,
+        error: String,
+        now: Tick,
+    ) {
+        let Some(held) = self.held.get_mut(&partition).filter(|held| held.epoch == epoch) else {
+            return;
+        };
+        if held.phase != phase {
+            held.phase = phase;
+            held.phase_since = now;
+        }
+        held.position = position;
+        held.error = wire::error_text(error);
+    }
+
+    /// Everything that the member believes to hold, for a heartbeat.
+    pub(super) fn heartbeat(&self, sequence: u64, now: Tick) -> v1::Heartbeat {
+        let held = self.held.iter().map(|(partition, held)| v1::HeldPartition {
+            partition: Some(tenure_proto::convert::partition_to_wire(*partition)),
+            epoch: held.epoch.get(),
+            phase: wire::phase(held.phase),
+            position: held.position.get(),
+            phase_ms: u64::try_from(now.since(held.phase_since).as_millis()).unwrap_or(u64::MAX),
+            error: held.error.clone(),
+        });
+        v1::Heartbeat { sequence, held: held.collect(), assignment_version: self.version.0 }
+    }
+
+    /// Ends a grant here, for good.
+    pub(super) fn end(&mut self, partition: Partition, epoch: Epoch, out: &mut Vec<Output>) {
+        if self.held.get(&partition).is_some_and(|held| held.epoch == epoch) {
+            self.held.remove(&partition);
+        }
+        self.note_end(partition, epoch);
+        out.push(Output::Lease { partition, epoch, change: LeaseChange::Stopped });
+    }
+
+    fn note_end(&mut self, partition: Partition, epoch: Epoch) {
+        let highest = self.ended.entry(partition).or_insert(epoch);
+        *highest = epoch.max(*highest);
+    }
+
+    /// Forgets ended grants of partitions that are not listed any more, once there are very many.
+    fn forget(&mut self, listed: &BTreeMap<Partition, Assigned>) {
+        if self.ended.len() > limits::GROUP_PARTITIONS_MAX {
+            self.ended.retain(|partition, _| listed.contains_key(partition));
+        }
+    }
+}
+
+/// End of a lease that was asked for at `sent`: the member stops first while clocks keep to the declared drift.
+fn lease_end(sent: Tick, length: Duration, lengths: &LeaseSettings) -> Tick {
+    sent.after(length.saturating_sub(lengths.clock_drift_max()))
+}
+
+impl Machine {
+    /// Ends what has run out by `now`, and says so to the coordinator as soon as it can be reached.
+    pub(super) fn expire_leases(&mut self, now: Tick, out: &mut Vec<Output>) {
+        let due = |held: &Held| held.ends_at <= now;
+        if !self.grants.held.values().any(due) {
+            return;
+        }
+        let ran_out: Vec<_> = self
+            .grants
+            .held
+            .iter()
+            .filter(|(_, held)| due(held))
+            .map(|(partition, held)| (*partition, held.epoch))
+            .collect();
+        for (partition, epoch) in &ran_out {
+            self.lose(*partition, *epoch, LostCause::LeaseEnded, out);
+        }
+        self.acts.release(ran_out, ReleaseReason::LeaseLost);
+    }
+
+    pub(super) fn lose(
+        &mut self,
+        partition: Partition,
+        epoch: Epoch,
+        cause: LostCause,
+        out: &mut Vec<Output>,
+    ) {
+        self.acts.forget_acquired(partition);
+        self.grants.end(partition, epoch, out);
+        out.push(Output::Lost { partition, epoch, cause });
+    }
+
+    pub(super) fn lose_all(&mut self, why: &str, out: &mut Vec<Output>) {
+        for (partition, epoch) in self.grants.held() {
+            self.lose(partition, epoch, LostCause::MembershipEnded(why.to_owned()), out);
+        }
+    }
+
+    /// Takes an assignment. `sent`: when the message that it answers was sent; nothing for one that came by itself.
+    pub(super) fn assigned(
+        &mut self,
+        assignment: Assignment,
+        sent: Option<Tick>,
+        now: Tick,
+        out: &mut Vec<Output>,
+    ) {
+        if assignment.version < self.grants.version {
+            return;
+        }
+        self.grants.version = assignment.version;
+        if let Some(sent) = sent {
+            let end = lease_end(sent, self.lengths.ttl(), &self.lengths);
+            let end = self.grants.lease_ends_at.map_or(end, |known| known.max(end));
+            self.grants.lease_ends_at = Some(end);
+            out.push(Output::LeaseEnds { at: Some(end) });
+        }
+        let mut listed = BTreeMap::<Partition, Assigned>::new();
+        for assigned in assignment.partitions {
+            let known = listed.get(&assigned.partition);
+            if known.is_none_or(|known| known.epoch < assigned.epoch) {
+                listed.insert(assigned.partition, assigned);
+            }
+        }
+        // Losses come before grants: two grants of one partition are never live together.
+        for (partition, epoch) in self.grants.held() {
+            if listed.get(&partition).is_none_or(|assigned| assigned.epoch != epoch) {
+                self.lose(partition, epoch, LostCause::Gone, out);
+            }
+        }
+        self.grants.forget(&listed);
+        let mut unwanted = Vec::new();
+        for assigned in listed.into_values() {
+            if self.grants.holds(assigned.partition, assigned.epoch) {
+                self.keep(&assigned, sent, now, out);
+            } else if !self.take(&assigned, now, out) {
+                unwanted.push((assigned.partition, assigned.epoch));
+            }
+        }
+        self.acts.release(unwanted, ReleaseReason::LeaseLost);
+    }
+
+    /// Moves the lease of a grant that is listed.
+    fn keep(&mut self, assigned: &Assigned, sent: Option<Tick>, now: Tick, out: &mut Vec<Output>) {
+        let Some(held) = self.grants.held.get_mut(&assigned.partition) else { return };
+        let (partition, epoch) = (assigned.partition, assigned.epoch);
+        if let Some(remaining) = assigned.drain_remaining {
+            let drain_ends_at = lease_end(sent.unwrap_or(now), remaining, &self.lengths);
+            if held.drain_ends_at.is_none() {
+                out.push(Output::Revoked { partition, epoch, deadline: drain_ends_at });
+            }
+            held.drain_ends_at = Some(drain_ends_at);
+        }
+        let mut ends_at = held.ends_at;
+        if let Some(sent) = sent {
+            ends_at = ends_at.max(lease_end(sent, self.lengths.ttl(), &self.lengths));
+        }
+        if let Some(drain_ends_at) = held.drain_ends_at {
+            ends_at = ends_at.min(drain_ends_at);
+        }
+        let change = match ends_at.cmp(&held.ends_at) {
+            std::cmp::Ordering::Greater => LeaseChange::Extended(ends_at),
+            std::cmp::Ordering::Less => LeaseChange::Shortened(ends_at),
+            std::cmp::Ordering::Equal => return,
+        };
+        held.ends_at = ends_at;
+        out.push(Output::Lease { partition, epoch, change });
+    }
+
+    /// Takes a new grant, or leaves it for an answer that makes the lease live. False: it must be released.
+    fn take(&mut self, assigned: &Assigned, now: Tick, out: &mut Vec<Output>) -> bool {
+        let (partition, epoch) = (assigned.partition, assigned.epoch);
+        if self.grants.ended.get(&partition).is_some_and(|ended| epoch <= *ended) {
+            return false;
+        }
+        if assigned.drain_remaining.is_some() {
+            // Revoked before it was ever seen here.
+            self.grants.note_end(partition, epoch);
+            return false;
+        }
+        let Some(ends_at) = self.grants.lease_ends_at.filter(|ends_at| now < *ends_at) else {
+            return true;
+        };
+        if self.leaving {
+            return true;
+        }
+        let held = Held {
+            epoch,
+            ends_at,
+            drain_ends_at: None,
+            phase: Phase::Registering,
+            phase_since: now,
+            position: NextOffset::ZERO,
+            error: String::new(),
+        };
+        self.grants.held.insert(partition, held);
+        out.push(Output::Granted(Granted {
+            member: self.member.clone(),
+            partition,
+            topic: assigned.topic.clone(),
+            epoch,
+            handoff: assigned.handoff,
+            home_initialised: assigned.home_initialised,
+            ends_at,
+        }));
+        true
+    }
+}

@@ -1,0 +1,298 @@
+//! The connection: which node, when, and whether its stream is still good.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tenure_model::{LeaseSettings, MemberEpoch, RetryClass, Tick};
+use tenure_proto::convert::{Malformed, group_settings_to_wire};
+use tenure_proto::v1;
+
+use super::{Machine, Output};
+use crate::session::wire;
+
+/// Redirects followed at once, one after the other; further ones wait like any other failure.
+const REDIRECTS_MAX: u32 = 3;
+
+/// Bounds of the wait for a connection and for `Joined`: 1.5 heartbeat intervals within these.
+const JOIN_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3));
+
+/// Heartbeats without an answer that are remembered; an answer to an older one extends nothing.
+const HEARTBEATS_MAX: usize = 64;
+
+/// State of the connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// Between two attempts.
+    Waiting { until: Tick },
+    /// A connection was asked for.
+    Connecting { since: Tick },
+    /// `Join` was sent.
+    Joining { sent: Tick },
+    /// Joined: heartbeats and acts go up.
+    Live(Live),
+    /// Over for good.
+    Closed,
+}
+
+/// State of a joined stream.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Live {
+    sequence: u64,
+    /// When each heartbeat without an answer was sent.
+    sent: BTreeMap<u64, Tick>,
+    last_sent: Tick,
+    last_answered: Tick,
+}
+
+impl Live {
+    fn heartbeat_due(&self, lengths: &LeaseSettings) -> Tick {
+        self.last_sent.after(lengths.heartbeat_interval())
+    }
+
+    /// When the stream is taken for dead: 1.5 intervals after the last answer, but never sooner than half an interval
+    /// after the question, or a process that slept would give a good stream up.
+    fn dead_at(&self, lengths: &LeaseSettings) -> Option<Tick> {
+        let oldest = *self.sent.values().next()?;
+        let half = lengths.heartbeat_interval() / 2;
+        Some(self.last_answered.after(half * 3).max(oldest.after(half)))
+    }
+}
+
+fn join_wait(lengths: &LeaseSettings) -> Duration {
+    (lengths.heartbeat_interval() / 2 * 3).clamp(JOIN_WAIT.0, JOIN_WAIT.1)
+}
+
+impl Link {
+    pub(super) const fn is_live(&self) -> bool {
+        matches!(self, Self::Live(_))
+    }
+
+    pub(super) const fn is_connecting(&self) -> bool {
+        matches!(self, Self::Connecting { .. })
+    }
+
+    pub(super) const fn is_open(&self) -> bool {
+        matches!(self, Self::Connecting { .. } | Self::Joining { .. } | Self::Live(_))
+    }
+
+    pub(super) fn next_wake(&self, lengths: &LeaseSettings) -> Option<Tick> {
+        match self {
+            Self::Waiting { until } => Some(*until),
+            Self::Connecting { since } | Self::Joining { sent: since } => {
+                Some(since.after(join_wait(lengths)))
+            }
+            Self::Live(live) => {
+                let due = live.heartbeat_due(lengths);
+                Some(live.dead_at(lengths).map_or(due, |dead| dead.min(due)))
+            }
+            Self::Closed => None,
+        }
+    }
+}
+
+/// Nodes, in the order in which they are tried.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    nodes: Vec<String>,
+    next: usize,
+    /// Where a node said that the raft leader is.
+    leader: Option<String>,
+    redirects: u32,
+}
+
+impl Addresses {
+    pub(super) const fn new(nodes: Vec<String>) -> Self {
+        Self { nodes, next: 0, leader: None, redirects: 0 }
+    }
+
+    fn take(&mut self) -> String {
+        if let Some(leader) = self.leader.take() {
+            return leader;
+        }
+        let address = self.nodes.get(self.next).cloned().unwrap_or_default();
+        self.next = (self.next + 1) % self.nodes.len().max(1);
+        address
+    }
+}
+
+impl Machine {
+    /// Does what is due at `now`.
+    pub(super) fn advance(&mut self, now: Tick, out: &mut Vec<Output>) {
+        match &self.link {
+            Link::Waiting { .. } | Link::Closed => {}
+            Link::Connecting { since } | Link::Joining { sent: since } => {
+                if now >= since.after(join_wait(&self.lengths)) {
+                    out.push(Output::Disconnect);
+                    self.pause(now);
+                }
+            }
+            Link::Live(live) => {
+                if live.dead_at(&self.lengths).is_some_and(|dead| now >= dead) {
+                    tracing::debug!(group = %self.settings.group, member = %self.member, "no answer to heartbeats, connecting anew");
+                    out.push(Output::Disconnect);
+                    self.pause(now);
+                }
+            }
+        }
+        if let Link::Waiting { until } = self.link
+            && now >= until
+        {
+            self.link = Link::Connecting { since: now };
+            out.push(Output::Connect { address: self.addresses.take() });
+        }
+        let due = match &self.link {
+            Link::Live(live) => now >= live.heartbeat_due(&self.lengths),
+            Link::Waiting { .. }
+            | Link::Connecting { .. }
+            | Link::Joining { .. }
+            | Link::Closed => false,
+        };
+        if self.link.is_live() {
+            self.say(now, out);
+        }
+        if due {
+            self.heartbeat(now, out);
+        }
+    }
+
+    fn heartbeat(&mut self, now: Tick, out: &mut Vec<Output>) {
+        let Link::Live(live) = &mut self.link else { return };
+        live.sequence += 1;
+        live.last_sent = now;
+        live.sent.insert(live.sequence, now);
+        if live.sent.len() > HEARTBEATS_MAX {
+            live.sent.pop_first();
+        }
+        let heartbeat = self.grants.heartbeat(live.sequence, now);
+        out.push(Output::Send(v1::SessionUp {
+            up: Some(v1::session_up::Up::Heartbeat(heartbeat)),
+        }));
+    }
+
+    /// Waits a while before the next attempt.
+    pub(super) fn pause(&mut self, now: Tick) {
+        self.link = Link::Waiting { until: now.after(self.backoff.pause()) };
+        self.acts.unsend();
+    }
+
+    pub(super) fn connected(&mut self, now: Tick, out: &mut Vec<Output>) {
+        if !matches!(self.link, Link::Connecting { .. }) {
+            return;
+        }
+        self.link = Link::Joining { sent: now };
+        self.join_sent = true;
+        let join = v1::Join {
+            group: self.settings.group.to_string(),
+            member: self.member.to_string(),
+            instance_id: self
+                .settings
+                .instance
+                .as_ref()
+                .map_or_else(String::new, ToString::to_string),
+            topics: self.settings.topics.iter().map(ToString::to_string).collect(),
+            settings: Some(group_settings_to_wire(&self.settings.settings)),
+            ttl_ms: self.settings.lease.ttl_ms,
+            heartbeat_interval_ms: self.settings.lease.heartbeat_interval_ms,
+            client: self.settings.client.clone(),
+            partitions_max: self.settings.partitions_max.unwrap_or(0),
+            report: self.topics.iter().map(wire::topic_report).collect(),
+            member_epoch: self.member_epoch.map_or(0, |epoch| epoch.0),
+            weight: 0,
+        };
+        out.push(Output::Send(v1::SessionUp { up: Some(v1::session_up::Up::Join(join)) }));
+    }
+
+    /// The stream has ended, by itself or with the coordinator's word.
+    pub(super) fn disconnected(
+        &mut self,
+        error: Option<&v1::Error>,
+        now: Tick,
+        out: &mut Vec<Output>,
+    ) {
+        if matches!(self.link, Link::Waiting { .. } | Link::Closed) {
+            return;
+        }
+        let Some(error) = error else { return self.pause(now) };
+        let refused = wire::refused(error);
+        match refused.code.retry_class() {
+            RetryClass::Never => {
+                // The stream is gone already.
+                self.link = Link::Waiting { until: now };
+                return self.end_membership(refused, now, out);
+            }
+            RetryClass::OtherNode | RetryClass::AfterBackoff | RetryClass::Unknown => {}
+        }
+        tracing::debug!(group = %self.settings.group, member = %self.member, error = %refused, "session broken");
+        self.pause(now);
+        if !error.leader_address.is_empty() {
+            self.addresses.leader = Some(error.leader_address.clone());
+            if self.addresses.redirects < REDIRECTS_MAX {
+                self.addresses.redirects += 1;
+                self.link = Link::Waiting { until: now };
+            }
+        }
+    }
+
+    pub(super) fn joined(
+        &mut self,
+        joined: v1::Joined,
+        now: Tick,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Malformed> {
+        let Link::Joining { sent } = self.link else { return Ok(()) };
+        if joined.member_epoch == 0 {
+            return Err(Malformed::new("joined.member_epoch", "is 0"));
+        }
+        let lengths = LeaseSettings {
+            ttl_ms: joined.ttl_ms,
+            heartbeat_interval_ms: joined.heartbeat_interval_ms,
+            clock_drift_max_ms: joined.clock_drift_max_ms,
+        };
+        let lengths = lengths.validate().map_err(|error| Malformed::new("joined.ttl_ms", error))?;
+        let assignment = joined.assignment.map(wire::assignment).transpose()?;
+        let member_epoch = MemberEpoch(joined.member_epoch);
+        if self.member_epoch != Some(member_epoch) {
+            if self.member_epoch.is_some() {
+                self.lose_all("the coordinator has another membership under this id", out);
+                self.grants.begin_membership();
+            }
+            self.member_epoch = Some(member_epoch);
+            out.push(Output::Joined { member: self.member.clone(), member_epoch });
+        }
+        self.lengths = lengths;
+        self.backoff.reset();
+        self.addresses.redirects = 0;
+        if !joined.node_address.is_empty() {
+            out.push(Output::LeaderFound { address: joined.node_address });
+        }
+        self.link = Link::Live(Live {
+            sequence: 0,
+            sent: BTreeMap::new(),
+            last_sent: sent,
+            last_answered: now,
+        });
+        if let Some(assignment) = assignment {
+            self.assigned(assignment, Some(sent), now, out);
+        }
+        Ok(())
+    }
+
+    pub(super) fn heartbeat_answered(
+        &mut self,
+        answer: v1::HeartbeatAnswer,
+        now: Tick,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Malformed> {
+        let Link::Live(live) = &mut self.link else { return Ok(()) };
+        let sent = live.sent.remove(&answer.sequence);
+        if sent.is_some() {
+            // An answer speaks for the heartbeats before it.
+            live.sent = live.sent.split_off(&answer.sequence);
+            live.last_answered = now;
+        }
+        let Some(assignment) = answer.assignment else { return Ok(()) };
+        let assignment = wire::assignment(assignment)?;
+        self.assigned(assignment, sent, now, out);
+        Ok(())
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -12,12 +13,15 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::servers::wait_until;
 
-/// A child process. Dropping it kills it, also while it is paused.
+/// A child process. Dropping it kills it, also while it is paused; so does the end of the test
+/// process, however that comes.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     child: Child,
     output: Arc<Output>,
+    /// Until the child has been waited for, since its id may then be reused.
+    watch: Option<Watch>,
 }
 
 impl Process {
@@ -38,7 +42,8 @@ impl Process {
         output.lock().open_streams = 2;
         read_lines(child.stdout.take().expect("stdout is piped"), Arc::clone(&output));
         read_lines(child.stderr.take().expect("stderr is piped"), Arc::clone(&output));
-        Self { name: name.to_owned(), child, output }
+        let watch = Some(Watch::on(&child));
+        Self { name: name.to_owned(), child, output, watch }
     }
 
     /// Name given at the start.
@@ -121,6 +126,7 @@ impl Process {
     /// When the process cannot be waited for.
     pub fn kill(&mut self) -> ExitStatus {
         self.child.kill().expect("a child can be killed");
+        drop(self.watch.take());
         self.child.wait().expect("a child can be waited for")
     }
 
@@ -135,6 +141,9 @@ impl Process {
             status = self.child.try_wait().expect("a child can be waited for");
             status.is_some()
         });
+        if status.is_some() {
+            drop(self.watch.take());
+        }
         status
     }
 
@@ -146,8 +155,36 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        drop(self.watch.take());
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
             tracing::warn!(name = self.name, %error, "a child was not killed");
+        }
+    }
+}
+
+/// A shell that kills a process when this one is gone: its end of the pipe closes then, also after
+/// SIGKILL. Dropping it calls it off.
+#[derive(Debug)]
+struct Watch(Child);
+
+impl Watch {
+    fn on(child: &Child) -> Self {
+        let shell = Command::new("sh")
+            .args(["-c", r#"read -r _ || kill -s KILL "$1""#, "watch", &child.id().to_string()])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("sh starts");
+        Self(shell)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
+            tracing::warn!(%error, "the watch over a child is gone");
         }
     }
 }

@@ -19,7 +19,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{Message, Offset, TopicPartitionList};
 use tenure_tests::process::Process;
 use tenure_tests::proxy::{Direction, Proxy};
-use tenure_tests::servers::{Kafka, Postgres, require};
+use tenure_tests::servers::{Kafka, Postgres, require, wait_until};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Long enough for a loopback answer to arrive if it was not held.
@@ -252,4 +252,42 @@ fn paused_process_is_killed_on_drop() {
     process.pause();
     drop(process);
     assert!(!Path::new(&format!("/proc/{pid}")).exists(), "the process still runs");
+}
+
+/// Variable that makes [`helper_of_a_killed_test`] act.
+const HELPER: &str = "TENURE_TESTS_HELPER";
+
+/// Not a claim: the body of the process that the next test kills.
+#[test]
+fn helper_of_a_killed_test() {
+    if std::env::var_os(HELPER).is_none() {
+        return;
+    }
+    let sleeper = Process::spawn("sleeper", Command::new("sleep").arg("600"));
+    let postgres = Postgres::start().ok();
+    // The harness has written the test's name into the line already.
+    println!("\nchild {}", sleeper.pid());
+    if let Some(postgres) = &postgres {
+        println!("child {}", postgres.pid());
+    }
+    println!("ready");
+    sleeper.wait_for_line(|_| true, Duration::from_secs(600)).unwrap_err();
+}
+
+#[test]
+fn nothing_outlives_a_killed_test_process() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "helper_of_a_killed_test", "--nocapture"]).env(HELPER, "1");
+    let mut test = Process::spawn("test", &mut command);
+    test.wait_for_line(|line| line == "ready", TIMEOUT).unwrap();
+    test.kill();
+    let lines = test.lines();
+    let children: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("child ")).collect();
+    assert!(!children.is_empty());
+    for pid in children {
+        // Its new parent may be slow to collect it.
+        let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let is_gone = || stat().is_empty() || stat().contains(") Z ");
+        assert!(wait_until(TIMEOUT, is_gone), "process {pid} outlives the test: {}", stat());
+    }
 }

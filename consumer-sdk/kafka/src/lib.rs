@@ -1,1 +1,27 @@
+//! Record source of Tenure on Kafka, read by explicit offsets.
+//!
+//! [`KafkaSource`] never joins a consumer group and never stores an offset at the broker: who owns a partition, and
+//! where it goes on, is decided elsewhere. One thread owns the Kafka client, its queue of fetched records and every
+//! stream, so the answer of a close is a barrier. [`mock`] and [`producer`] are tools for tests and demonstrations.
 
+#![warn(missing_docs)]
+#![allow(
+    unsafe_code,
+    reason = "batches, partition errors and topic ids are reached through librdkafka's C interface only"
+)]
+
+mod client;
+mod convert;
+mod ffi;
+mod lookup;
+mod outlet;
+mod owner;
+mod part;
+mod settings;
+mod source;
+
+pub mod mock;
+pub mod producer;
+
+pub use settings::{KafkaSettings, SettingsError};
+pub use source::{KafkaSource, StartError};

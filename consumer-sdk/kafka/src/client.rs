@@ -1,0 +1,130 @@
+//! The Kafka client of the owner thread.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::client::ClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Message as _, Offset, TopicPartitionList};
+use tenure_model::Partition;
+
+use crate::ffi::{FanIn, Message, PartitionQueue, Waker, cached_high};
+use crate::part::Part;
+use crate::settings::KafkaSettings;
+
+/// Messages taken at once.
+const BATCH_MAX: usize = 512;
+/// Events served at once, so that a storm of them leaves time for records.
+const EVENTS_MAX: usize = 1000;
+
+/// Sends the client's errors to the log. A broker that is away is information: the client comes back by itself.
+pub(crate) struct Context;
+
+impl ClientContext for Context {
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::info!(%error, reason, "kafka client reports");
+    }
+}
+
+impl ConsumerContext for Context {}
+
+/// A record that came on the queue of events, past the order of its partition.
+pub(crate) struct Stray {
+    pub(crate) topic: String,
+    pub(crate) index: i32,
+    pub(crate) offset: i64,
+}
+
+/// Outcome of serving events.
+#[derive(Default)]
+pub(crate) struct Events {
+    pub(crate) strays: Vec<Stray>,
+    /// Why the client can do nothing more.
+    pub(crate) fatal: Option<String>,
+}
+
+/// A consumer that reads assigned partitions through one queue. Fields drop in this order: queues before the consumer.
+pub(crate) struct Client {
+    assigned: BTreeMap<Partition, PartitionQueue>,
+    fan_in: FanIn,
+    consumer: BaseConsumer<Context>,
+}
+
+impl Client {
+    pub(crate) fn new(settings: &KafkaSettings, waker: &Arc<Waker>) -> KafkaResult<Self> {
+        let consumer: BaseConsumer<Context> = settings.reader().create_with_context(Context)?;
+        let fan_in = FanIn::new(consumer.client(), waker);
+        Ok(Self { assigned: BTreeMap::new(), fan_in, consumer })
+    }
+
+    /// Starts to fetch a partition at its position, by an explicit offset.
+    pub(crate) fn assign(&mut self, part: &Part) -> KafkaResult<()> {
+        let queue = PartitionQueue::lead(
+            self.consumer.client(),
+            part.topic.as_str(),
+            part.index(),
+            &self.fan_in,
+        )
+        .ok_or_else(|| KafkaError::ClientCreation("partition queue not available".into()))?;
+        self.consumer.incremental_assign(&list(part, Offset::Offset(part.next.signed()))?)?;
+        self.assigned.insert(part.partition, queue);
+        Ok(())
+    }
+
+    /// Stops to fetch a partition. Messages of it that were fetched before are never taken after this returned.
+    pub(crate) fn unassign(&mut self, part: &Part) {
+        let Some(queue) = self.assigned.remove(&part.partition) else { return };
+        let done = list(part, Offset::Invalid)
+            .and_then(|partitions| self.consumer.incremental_unassign(&partitions));
+        if let Err(error) = done {
+            tracing::warn!(topic = %part.topic, partition = %part.partition.index, %error, "cannot unassign");
+        }
+        drop(queue);
+    }
+
+    pub(crate) fn take(&self, wait: Duration) -> Vec<Message> {
+        self.fan_in.take(wait, BATCH_MAX)
+    }
+
+    /// Last known high watermark of a partition.
+    pub(crate) fn high(&self, part: &Part) -> Option<i64> {
+        cached_high(self.consumer.client(), part.topic.as_str(), part.index())
+    }
+
+    /// Serves logs, errors and statistics, which arrive only here.
+    pub(crate) fn serve_events(&self) -> Events {
+        let mut events = Events::default();
+        for _ in 0..EVENTS_MAX {
+            match self.consumer.poll(Duration::ZERO) {
+                None => break,
+                Some(Ok(message)) => events.strays.push(Stray {
+                    topic: message.topic().to_owned(),
+                    index: message.partition(),
+                    offset: message.offset(),
+                }),
+                Some(Err(error)) => tracing::debug!(%error, "kafka client event"),
+            }
+        }
+        events.fatal = self.fatal();
+        events
+    }
+
+    pub(crate) fn fatal(&self) -> Option<String> {
+        let (code, text): (RDKafkaErrorCode, String) = self.consumer.client().fatal_error()?;
+        Some(format!("{code}: {text}"))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn break_for_good(&self) {
+        crate::ffi::break_client(self.consumer.client());
+    }
+}
+
+fn list(part: &Part, offset: Offset) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(1);
+    list.add_partition_offset(part.topic.as_str(), part.index(), offset)?;
+    Ok(list)
+}

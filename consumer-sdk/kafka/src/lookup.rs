@@ -1,0 +1,205 @@
+//! Looks topics and watermarks up, on a client of its own: a question on the reader's connection would wait behind a
+//! long-polling fetch.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaErrorCode;
+use tenure_model::{NextOffset, Partition, TopicId, TopicName};
+use tenure_sdk::source::{ResetPolicy, SourceError, TopicInfo};
+
+use crate::client::Context;
+use crate::convert::{is_final, is_unknown, request_error};
+use crate::ffi::{Described, describe_topics};
+use crate::settings::KafkaSettings;
+
+/// Longest wait for one answer.
+pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer may be used for an open.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// How the ids of librdkafka's mock clusters begin. A mock has no controller, and describing a topic waits for one.
+const MOCK_CLUSTER: &str = "mockCluster";
+
+pub(crate) struct Lookup {
+    client: BaseConsumer<Context>,
+    known: Mutex<BTreeMap<TopicName, (Instant, TopicInfo)>>,
+    said_no_ids: AtomicBool,
+    cluster_id: OnceLock<String>,
+}
+
+impl Lookup {
+    pub(crate) fn new(settings: &KafkaSettings) -> KafkaResult<Self> {
+        let client = settings.lookup().create_with_context(Context)?;
+        Ok(Self {
+            client,
+            known: Mutex::default(),
+            said_no_ids: AtomicBool::new(false),
+            cluster_id: OnceLock::new(),
+        })
+    }
+
+    /// Asks the brokers. Blocks up to about twice [`LOOKUP_TIMEOUT`].
+    pub(crate) fn topics(&self, names: &[TopicName]) -> Result<Vec<TopicInfo>, SourceError> {
+        let names: BTreeSet<&TopicName> = names.iter().collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let texts: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+        let described = self.describe(&texts)?;
+        self.drain_events();
+        let mut found = Vec::new();
+        for Described { name, outcome } in described {
+            let Some(topic) = names.iter().find(|known| known.as_str() == name) else { continue };
+            match outcome {
+                Ok((_, 0)) => {
+                    let text = format!("topic {topic} has no partitions yet");
+                    return Err(SourceError::Transient(text.into()));
+                }
+                Ok((id, count)) => found.push(self.info(topic, id, count)),
+                Err(code) if is_unknown(code) => {}
+                Err(code) => {
+                    return Err(request_error(code, topic, 0, format!("topic {topic}: {code}")));
+                }
+            }
+        }
+        self.remember(&names, &found);
+        Ok(found)
+    }
+
+    /// Checks that the partition is there in the life that is meant; asks the brokers unless an answer is fresh.
+    pub(crate) fn check(&self, topic: &TopicName, partition: Partition) -> Result<(), SourceError> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(topic).cloned();
+        if let Some((at, info)) = known
+            && at.elapsed() < FRESH
+            && agrees(&info, partition).is_ok()
+        {
+            return Ok(());
+        }
+        let found = self.topics(std::slice::from_ref(topic))?;
+        let index = partition.index.get();
+        let unknown = || SourceError::UnknownPartition { topic: topic.clone(), index };
+        agrees(found.first().ok_or_else(unknown)?, partition)
+    }
+
+    /// First or next offset of a partition.
+    pub(crate) fn start(
+        &self,
+        topic: &TopicName,
+        partition: Partition,
+        policy: ResetPolicy,
+    ) -> Result<NextOffset, SourceError> {
+        self.check(topic, partition)?;
+        let index = partition.index.get();
+        let kafka_index = i32::try_from(index).unwrap_or(i32::MAX);
+        let answer = self.client.fetch_watermarks(topic.as_str(), kafka_index, LOOKUP_TIMEOUT);
+        self.drain_events();
+        let (low, high) = answer.map_err(|error| match error.rdkafka_error_code() {
+            Some(code) => request_error(code, topic, index, error.to_string()),
+            None => SourceError::Transient(error.into()),
+        })?;
+        let offset = match policy {
+            ResetPolicy::Earliest => low,
+            ResetPolicy::Latest => high,
+            ResetPolicy::Fail => {
+                return Err(SourceError::Fatal("the policy names no offset to look up".into()));
+            }
+        };
+        NextOffset::from_signed(offset).map_err(|error| SourceError::Transient(error.into()))
+    }
+
+    fn info(&self, topic: &TopicName, id: u128, count: usize) -> TopicInfo {
+        let topic_id = if id == 0 {
+            if !self.said_no_ids.swap(true, Ordering::Relaxed) {
+                tracing::info!(%topic, "broker has no topic ids: a topic that is created again will not be noticed");
+            }
+            TopicId::of_name(topic)
+        } else {
+            TopicId::from_bits(id)
+        };
+        let partition_count = u32::try_from(count).unwrap_or(u32::MAX);
+        TopicInfo { topic: topic.clone(), topic_id, partition_count }
+    }
+
+    fn remember(&self, asked: &BTreeSet<&TopicName>, found: &[TopicInfo]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|topic, (at, _)| !asked.contains(topic) && at.elapsed() < FRESH);
+        known.extend(found.iter().map(|info| (info.topic.clone(), (Instant::now(), info.clone()))));
+    }
+
+    /// Asks for ids where the cluster has them. An error never falls back on names: the same topic would change its
+    /// id.
+    fn describe(&self, names: &[&str]) -> Result<Vec<Described>, SourceError> {
+        let cluster = self.cluster_id()?;
+        if cluster.starts_with(MOCK_CLUSTER) {
+            return self.metadata(names);
+        }
+        match describe_topics(self.client.client(), names, LOOKUP_TIMEOUT) {
+            Ok(described) => Ok(described),
+            Err((
+                RDKafkaErrorCode::UnsupportedFeature | RDKafkaErrorCode::UnsupportedVersion,
+                _,
+            )) => self.metadata(names),
+            Err((code, text)) if is_final(code) => Err(SourceError::Fatal(text.into())),
+            Err((code, text)) => Err(SourceError::Transient(format!("{text} ({code})").into())),
+        }
+    }
+
+    /// Id of the cluster, asked for once.
+    fn cluster_id(&self) -> Result<&str, SourceError> {
+        if let Some(id) = self.cluster_id.get() {
+            return Ok(id);
+        }
+        let Some(id) = self.client.client().fetch_cluster_id(LOOKUP_TIMEOUT) else {
+            self.drain_events();
+            return Err(SourceError::Transient("no broker answered in time".into()));
+        };
+        Ok(self.cluster_id.get_or_init(|| id))
+    }
+
+    /// Topics of a broker that cannot describe them, so without ids.
+    fn metadata(&self, names: &[&str]) -> Result<Vec<Described>, SourceError> {
+        let transient = |error: KafkaError| SourceError::Transient(error.into());
+        let mut described = Vec::new();
+        for name in names {
+            let answer =
+                self.client.fetch_metadata(Some(name), LOOKUP_TIMEOUT).map_err(transient)?;
+            described.extend(answer.topics().iter().map(|topic| Described {
+                name: topic.name().to_owned(),
+                outcome: match topic.error() {
+                    Some(code) => Err(code.into()),
+                    None => Ok((0, topic.partitions().len())),
+                },
+            }));
+        }
+        Ok(described)
+    }
+
+    /// Logs and errors pile up in the client until someone serves them.
+    fn drain_events(&self) {
+        for _ in 0..1000 {
+            match self.client.poll(Duration::ZERO) {
+                None => return,
+                Some(Ok(_)) => {}
+                Some(Err(error)) => tracing::debug!(%error, "kafka look-up client event"),
+            }
+        }
+    }
+}
+
+fn agrees(info: &TopicInfo, partition: Partition) -> Result<(), SourceError> {
+    let topic = info.topic.clone();
+    if info.topic_id != partition.topic_id {
+        let (wanted, found) = (partition.topic_id, info.topic_id);
+        return Err(SourceError::OtherTopicId { topic, wanted, found });
+    }
+    let index = partition.index.get();
+    if index >= info.partition_count {
+        return Err(SourceError::UnknownPartition { topic, index });
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! The writing end of one partition's stream, bounded in records and bytes.
+
+use std::collections::VecDeque;
+
+use tenure_sdk::source::{Fetched, ReadAhead, Record, RecordStream, SourceError};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use crate::convert::size_bytes;
+
+/// What is in the stream or waits for room in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) records: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Load {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.records += other.records;
+        self.bytes += other.bytes;
+    }
+
+    pub(crate) fn subtract(&mut self, other: Self) {
+        self.records -= other.records;
+        self.bytes -= other.bytes;
+    }
+
+    pub(crate) fn of(record: &Record) -> Self {
+        Self { records: 1, bytes: size_bytes(record) }
+    }
+}
+
+/// The reader is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gone;
+
+/// Writing end of a stream.
+///
+/// The channel counts chunks, not records. It is first in, first out, so the chunks still in it are the last ones that
+/// were put in: their sizes tell the load without a word from the reader.
+pub(crate) struct Outlet {
+    sender: mpsc::Sender<Fetched>,
+    limit: ReadAhead,
+    chunks: VecDeque<Load>,
+    load: Load,
+}
+
+impl Outlet {
+    /// Makes both ends. One slot more than the limit, so that a failure always finds room.
+    pub(crate) fn new(limit: ReadAhead) -> (Self, RecordStream) {
+        let limit = ReadAhead { records: limit.records.max(1), bytes: limit.bytes.max(1) };
+        let slots = limit.records.saturating_add(1).min(tokio::sync::Semaphore::MAX_PERMITS);
+        let (sender, stream) = mpsc::channel(slots);
+        (Self { sender, limit, chunks: VecDeque::new(), load: Load::default() }, stream)
+    }
+
+    pub(crate) fn limit(&self) -> ReadAhead {
+        self.limit
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// What the reader has not taken yet.
+    pub(crate) fn load(&mut self) -> Load {
+        let inside = self.sender.max_capacity() - self.sender.capacity();
+        while self.chunks.len() > inside {
+            if let Some(taken) = self.chunks.pop_front() {
+                self.load.subtract(taken);
+            }
+        }
+        self.load
+    }
+
+    /// Moves records from `held` into the stream while there is room, and says how much went. A record larger than
+    /// the limit passes alone.
+    pub(crate) fn push(&mut self, held: &mut VecDeque<Record>) -> Result<Load, Gone> {
+        let mut moved = Load::default();
+        // Chunks of a quarter at most, so that a reader that takes one makes room at once.
+        let chunk_records_max = (self.limit.records / 4).max(1);
+        loop {
+            let load = self.load();
+            let (mut chunk, mut size) = (Vec::new(), Load::default());
+            while let Some(next) = held.front() {
+                let mut with_next = size;
+                with_next.add(Load::of(next));
+                let fits = load.records + with_next.records <= self.limit.records
+                    && load.bytes.saturating_add(with_next.bytes) <= self.limit.bytes;
+                let alone = load.records == 0 && with_next.records == 1;
+                if with_next.records > chunk_records_max || !(fits || alone) {
+                    break;
+                }
+                size = with_next;
+                chunk.extend(held.pop_front());
+            }
+            if chunk.is_empty() {
+                return if self.is_gone() { Err(Gone) } else { Ok(moved) };
+            }
+            match self.sender.try_send(Fetched::Records(chunk)) {
+                Ok(()) => {}
+                Err(TrySendError::Closed(_)) => return Err(Gone),
+                Err(TrySendError::Full(_)) => {
+                    unreachable!(
+                        "each chunk has a record, and there is a slot for each record of the limit"
+                    )
+                }
+            }
+            self.chunks.push_back(size);
+            self.load.add(size);
+            moved.add(size);
+        }
+    }
+
+    /// Puts the last item into the stream.
+    pub(crate) fn fail(self, error: SourceError) -> Result<(), Gone> {
+        self.sender.try_send(Fetched::Failed(error)).map_err(|_| Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_model::{NextOffset, Partition, PartitionIndex, TopicId, TopicName};
+
+    use super::*;
+
+    fn records(count: u64, size_bytes: usize) -> VecDeque<Record> {
+        let topic = TopicName::new("t").unwrap();
+        let index = PartitionIndex::new(0).unwrap();
+        let partition = Partition { topic_id: TopicId::of_name(&topic), index };
+        let record = |offset| Record {
+            partition,
+            topic: topic.clone(),
+            offset: NextOffset::new(offset).unwrap(),
+            timestamp_ms: None,
+            key: None,
+            value: Some(vec![0; size_bytes].into()),
+            headers: Vec::new(),
+        };
+        (0..count).map(record).collect()
+    }
+
+    #[test]
+    fn stream_takes_as_many_records_as_its_limit_and_more_once_some_were_read() {
+        let (mut outlet, mut stream) = Outlet::new(ReadAhead { records: 100, bytes: 1 << 20 });
+        let mut held = records(150, 10);
+        assert_eq!(outlet.push(&mut held), Ok(Load { records: 100, bytes: 1000 }));
+        assert_eq!(outlet.push(&mut held), Ok(Load::default()));
+        assert!(matches!(stream.try_recv(), Ok(Fetched::Records(chunk)) if chunk.len() == 25));
+        assert_eq!(outlet.load(), Load { records: 75, bytes: 750 });
+        assert_eq!(outlet.push(&mut held), Ok(Load { records: 25, bytes: 250 }));
+        assert_eq!(held.len(), 25);
+    }
+
+    #[test]
+    fn stream_is_bounded_in_bytes_and_a_record_above_the_limit_passes_alone() {
+        let (mut outlet, mut stream) = Outlet::new(ReadAhead { records: 100, bytes: 50 });
+        let mut held = records(2, 80);
+        assert_eq!(outlet.push(&mut held), Ok(Load { records: 1, bytes: 80 }));
+        assert!(stream.try_recv().is_ok());
+        assert_eq!(outlet.push(&mut held), Ok(Load { records: 1, bytes: 80 }));
+        let mut small = records(10, 10);
+        assert_eq!(outlet.push(&mut small), Ok(Load::default()));
+        assert!(stream.try_recv().is_ok());
+        assert_eq!(outlet.push(&mut small), Ok(Load { records: 5, bytes: 50 }));
+    }
+
+    #[test]
+    fn failure_finds_room_in_a_full_stream_of_single_records() {
+        let (mut outlet, mut stream) = Outlet::new(ReadAhead { records: 3, bytes: 1 << 20 });
+        assert_eq!(outlet.push(&mut records(9, 1)), Ok(Load { records: 3, bytes: 3 }));
+        assert_eq!(outlet.fail(SourceError::Transient("x".into())), Ok(()));
+        for _ in 0..3 {
+            assert!(matches!(stream.try_recv(), Ok(Fetched::Records(_))));
+        }
+        assert!(matches!(stream.try_recv(), Ok(Fetched::Failed(_))));
+    }
+
+    #[test]
+    fn reader_that_left_is_noticed() {
+        let (mut outlet, stream) = Outlet::new(ReadAhead::default());
+        drop(stream);
+        assert_eq!(outlet.push(&mut records(1, 1)), Err(Gone));
+    }
+}

@@ -1,0 +1,440 @@
+//! The thread that owns the client, its queue and every stream.
+//!
+//! A batch of messages is always handed out in full before the next command is looked at, and both happen on this
+//! thread: once a close is answered, nothing of the partition is in anyone's hands, and the next open starts clean.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use rdkafka::types::RDKafkaErrorCode;
+use tenure_model::{NextOffset, Partition, TopicId, TopicName};
+use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
+use tokio::sync::oneshot;
+
+use crate::client::{Client, Stray};
+use crate::convert::{is_final, is_unknown, record};
+use crate::ffi::{Message, Waker};
+use crate::part::{Part, Step};
+use crate::settings::KafkaSettings;
+
+/// Longest wait for records; events are served at least as often.
+const WAIT_IDLE: Duration = Duration::from_millis(100);
+/// Wait while a reader is behind: nothing tells when it takes a record.
+const WAIT_BEHIND: Duration = Duration::from_millis(5);
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+const REBUILD_AFTER_MIN: Duration = Duration::from_millis(100);
+const REBUILD_AFTER_MAX: Duration = Duration::from_secs(10);
+
+/// Stops the thread once the client is gone, and says so.
+pub(crate) type Stopped = oneshot::Sender<()>;
+
+/// What the thread can be asked to do.
+pub(crate) enum Command {
+    /// Read a partition from `from`.
+    Open {
+        topic: TopicName,
+        partition: Partition,
+        from: NextOffset,
+        read_ahead: ReadAhead,
+        reply: oneshot::Sender<Result<RecordStream, SourceError>>,
+    },
+    /// Stop to read a partition.
+    Close { partition: Partition, reply: oneshot::Sender<()> },
+    /// A look-up found the topic with this id.
+    TopicSeen { topic: TopicName, topic_id: TopicId },
+    /// Drop the client and end.
+    Stop { reply: Stopped },
+    /// Make the client fail for good.
+    #[cfg(test)]
+    Break,
+    /// Say how many clients there have been.
+    #[cfg(test)]
+    CountClients { reply: oneshot::Sender<u64> },
+}
+
+/// State of the thread.
+pub(crate) struct Owner {
+    settings: KafkaSettings,
+    waker: Arc<Waker>,
+    commands: Receiver<Command>,
+    /// Absent between a fatal error and the next attempt.
+    client: Option<Client>,
+    client_count: u64,
+    parts: BTreeMap<Partition, Part>,
+    /// Which open partition is meant by a topic's name and an index.
+    routes: BTreeMap<TopicKey, BTreeMap<i32, Partition>>,
+    /// Partitions that need a visit although nothing was fetched for them.
+    waiting: BTreeSet<Partition>,
+    events_at: Instant,
+    watched_at: Instant,
+    rebuilt_at: Instant,
+    rebuild_after: Duration,
+}
+
+type TopicKey = String;
+
+impl Owner {
+    pub(crate) fn new(
+        settings: KafkaSettings,
+        waker: Arc<Waker>,
+        commands: Receiver<Command>,
+        client: Client,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            settings,
+            waker,
+            commands,
+            client: Some(client),
+            client_count: 1,
+            parts: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            events_at: now,
+            watched_at: now,
+            rebuilt_at: now,
+            rebuild_after: REBUILD_AFTER_MIN,
+        }
+    }
+
+    /// Runs until it is told to stop, or everyone who could tell it is gone.
+    pub(crate) fn run(mut self) {
+        let stopped = self.serve();
+        // The streams end first, so that a client that hangs in its destructor keeps no reader waiting.
+        self.parts.clear();
+        self.client = None;
+        if let Some(Err(())) = stopped.map(|reply| reply.send(())) {
+            tracing::debug!("nobody waits for the end of the kafka source any more");
+        }
+    }
+
+    fn serve(&mut self) -> Option<Stopped> {
+        loop {
+            loop {
+                match self.commands.try_recv() {
+                    Ok(Command::Stop { reply }) => return Some(reply),
+                    Ok(command) => self.handle(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return None,
+                }
+            }
+            for partition in self.waiting.clone() {
+                self.flush(partition);
+            }
+            let wait = if self.waiting.is_empty() { WAIT_IDLE } else { WAIT_BEHIND };
+            let Some(client) = &self.client else {
+                match self.commands.recv_timeout(wait) {
+                    Ok(Command::Stop { reply }) => return Some(reply),
+                    Ok(command) => self.handle(command),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return None,
+                }
+                self.rebuild();
+                continue;
+            };
+            let messages = client.take(wait);
+            self.dispatch(&messages);
+            if messages.is_empty() || self.events_at.elapsed() >= WAIT_IDLE {
+                self.serve_events();
+            }
+            if self.watched_at.elapsed() >= WATCH_INTERVAL {
+                self.watch();
+            }
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Open { topic, partition, from, read_ahead, reply } => {
+                let opened = self.open(topic, partition, from, read_ahead);
+                // Nobody waits any more: what was opened for them must not stay open. A refused open opened nothing.
+                if matches!(reply.send(opened), Err(Ok(_))) {
+                    self.close(partition);
+                }
+            }
+            Command::Close { partition, reply } => {
+                self.close(partition);
+                if reply.send(()).is_err() {
+                    tracing::debug!(%partition, "nobody waits for the close any more");
+                }
+            }
+            Command::TopicSeen { topic, topic_id } => self.fail_other_lives(&topic, topic_id),
+            Command::Stop { .. } => unreachable!("the loop ends at a stop"),
+            #[cfg(test)]
+            Command::Break => self.client.as_ref().expect("a client").break_for_good(),
+            #[cfg(test)]
+            Command::CountClients { reply } => {
+                reply.send(self.client_count).expect("the test waits");
+            }
+        }
+    }
+
+    fn open(
+        &mut self,
+        topic: TopicName,
+        partition: Partition,
+        from: NextOffset,
+        read_ahead: ReadAhead,
+    ) -> Result<RecordStream, SourceError> {
+        let (part, stream) = Part::new(topic.clone(), partition, from, read_ahead, Instant::now());
+        let route = self.routes.entry(topic.as_str().to_owned()).or_default();
+        if let Some(open) = route.get(&part.index()) {
+            let text = format!("{topic}/{} is open already, as {open}", partition.index);
+            return Err(SourceError::Fatal(text.into()));
+        }
+        route.insert(part.index(), partition);
+        self.parts.insert(partition, part);
+        if let Err(error) = self.assign(partition) {
+            self.close(partition);
+            return Err(error);
+        }
+        Ok(stream)
+    }
+
+    /// Assigns a partition at its position. Without a client, or with one that failed for good, the next client will.
+    fn assign(&mut self, partition: Partition) -> Result<(), SourceError> {
+        let (Some(client), Some(part)) = (&mut self.client, self.parts.get_mut(&partition)) else {
+            return Ok(());
+        };
+        part.assigned_now(Instant::now());
+        let Err(error) = client.assign(part) else { return Ok(()) };
+        match client.fatal() {
+            Some(reason) => {
+                self.discard_client(&reason);
+                Ok(())
+            }
+            None => Err(SourceError::Transient(error.into())),
+        }
+    }
+
+    /// Assigns a partition that is open, and ends it when that is refused.
+    fn assign_open(&mut self, partition: Partition) {
+        if let Err(error) = self.assign(partition) {
+            self.fail(partition, error);
+        }
+    }
+
+    fn unassign(&mut self, partition: Partition) {
+        if let (Some(client), Some(part)) = (&mut self.client, self.parts.get(&partition)) {
+            client.unassign(part);
+        }
+    }
+
+    fn close(&mut self, partition: Partition) {
+        self.unassign(partition);
+        self.waiting.remove(&partition);
+        let Some(part) = self.parts.remove(&partition) else { return };
+        if let Some(route) = self.routes.get_mut(part.topic.as_str()) {
+            route.remove(&part.index());
+            if route.is_empty() {
+                self.routes.remove(part.topic.as_str());
+            }
+        }
+    }
+
+    fn fail(&mut self, partition: Partition, error: SourceError) {
+        self.unassign(partition);
+        if let Some(part) = self.parts.get_mut(&partition) {
+            tracing::warn!(topic = %part.topic, partition = %partition.index, %error, "partition cannot go on");
+            part.fail(error);
+            self.waiting.insert(partition);
+        }
+    }
+
+    fn fail_other_lives(&mut self, topic: &TopicName, found: TopicId) {
+        let route = self.routes.get(topic.as_str()).into_iter().flat_map(BTreeMap::values);
+        let others: Vec<Partition> =
+            route.filter(|partition| partition.topic_id != found).copied().collect();
+        for partition in others {
+            let wanted = partition.topic_id;
+            self.fail(partition, SourceError::OtherTopicId { topic: topic.clone(), wanted, found });
+        }
+    }
+
+    fn dispatch(&mut self, messages: &[Message]) {
+        let now = Instant::now();
+        let mut touched = BTreeSet::new();
+        let mut last: Option<((usize, i32), Partition)> = None;
+        for message in messages {
+            let mark = (message.topic_mark(), message.index());
+            let partition = match last {
+                Some((seen, partition)) if seen == mark => partition,
+                Some(_) | None => {
+                    let Some(partition) = self.route(message.topic(), message.index()) else {
+                        unrouted(message);
+                        continue;
+                    };
+                    last = Some((mark, partition));
+                    partition
+                }
+            };
+            if let Some(code) = message.error() {
+                self.partition_error(partition, code, message);
+                continue;
+            }
+            let Some(part) = self.parts.get_mut(&partition) else { continue };
+            if !part.wants(message.offset()) {
+                continue;
+            }
+            if let Some(record) = record(&part.topic, partition, message) {
+                part.accept(record, now);
+                touched.insert(partition);
+            }
+        }
+        for partition in touched {
+            self.flush(partition);
+        }
+    }
+
+    fn route(&self, topic: Option<&str>, index: i32) -> Option<Partition> {
+        self.routes.get(topic?)?.get(&index).copied()
+    }
+
+    fn partition_error(&mut self, partition: Partition, code: RDKafkaErrorCode, message: &Message) {
+        let Some(part) = self.parts.get(&partition) else { return };
+        let (topic, index) = (part.topic.clone(), partition.index.get());
+        if matches!(code, RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) {
+            let wanted = part.next;
+            tracing::info!(%topic, partition = index, reason = message.reason(), "offset out of range");
+            self.fail(partition, SourceError::OutOfRange { topic, index, wanted });
+        } else if is_unknown(code) {
+            self.fail(partition, SourceError::UnknownPartition { topic, index });
+        } else if is_final(code) {
+            self.fail(partition, SourceError::Fatal(message.reason().into()));
+        } else {
+            tracing::info!(%topic, partition = index, %code, reason = message.reason(), "partition error that may pass");
+        }
+    }
+
+    /// Gives a reader what it has room for, and fetches less or more by it.
+    fn flush(&mut self, partition: Partition) {
+        let Some(part) = self.parts.get_mut(&partition) else { return };
+        match part.flush() {
+            Step::None => {}
+            Step::Park => {
+                part.parked = true;
+                tracing::debug!(topic = %part.topic, partition = %partition.index, "reader is behind, fetching stops");
+                self.unassign(partition);
+            }
+            Step::Unpark => {
+                part.parked = false;
+                self.assign_open(partition);
+            }
+            Step::Remove => self.close(partition),
+        }
+        if self.parts.get(&partition).is_some_and(Part::is_waiting) {
+            self.waiting.insert(partition);
+        } else {
+            self.waiting.remove(&partition);
+        }
+    }
+
+    fn serve_events(&mut self) {
+        self.events_at = Instant::now();
+        let Some(client) = &self.client else { return };
+        let events = client.serve_events();
+        for stray in events.strays {
+            self.take_stray(&stray);
+        }
+        if let Some(reason) = events.fatal {
+            self.discard_client(&reason);
+        }
+    }
+
+    /// A record past the order of its partition: read again from the position, or end the partition when later
+    /// records went out before it. Nothing is skipped silently.
+    fn take_stray(&mut self, stray: &Stray) {
+        let Some(partition) = self.route(Some(&stray.topic), stray.index) else { return };
+        let Some(part) = self.parts.get(&partition) else { return };
+        tracing::warn!(topic = %part.topic, partition = stray.index, offset = stray.offset, "record on the queue of events");
+        if part.wants(stray.offset) {
+            self.assign_anew(partition);
+        } else if stray.offset >= part.from.signed() {
+            let text = format!("record {} came after later ones", stray.offset);
+            self.fail(partition, SourceError::Transient(text.into()));
+        }
+    }
+
+    fn assign_anew(&mut self, partition: Partition) {
+        if self.parts.get(&partition).is_some_and(Part::is_assigned) {
+            self.unassign(partition);
+            self.assign_open(partition);
+        }
+    }
+
+    /// Looks for readers that left and for partitions that stand still although they have records.
+    fn watch(&mut self) {
+        let now = Instant::now();
+        self.watched_at = now;
+        let Some(client) = &self.client else { return };
+        let (mut gone, mut stalled) = (Vec::new(), Vec::new());
+        for (partition, part) in &mut self.parts {
+            if part.is_gone() {
+                gone.push(*partition);
+            } else if part.is_stalled(client.high(part), now) {
+                tracing::info!(
+                    topic = %part.topic, partition = %partition.index, position = %part.next,
+                    high_watermark = client.high(part), "no progress, assigning anew"
+                );
+                stalled.push(*partition);
+            }
+        }
+        gone.into_iter().for_each(|partition| self.close(partition));
+        stalled.into_iter().for_each(|partition| self.assign_anew(partition));
+    }
+
+    /// Lets go of a client that failed for good. Its destructor may hang, so it runs on a thread of its own.
+    fn discard_client(&mut self, reason: &str) {
+        let Some(client) = self.client.take() else { return };
+        // A client that lived for long starts the back-off from its beginning.
+        if self.rebuilt_at.elapsed() > REBUILD_AFTER_MAX * 2 {
+            self.rebuild_after = REBUILD_AFTER_MIN;
+        }
+        self.rebuilt_at = Instant::now();
+        tracing::warn!(reason, again_in = ?self.rebuild_after, "kafka client failed for good, making a new one");
+        drop_elsewhere(client);
+    }
+
+    fn rebuild(&mut self) {
+        if self.rebuilt_at.elapsed() < self.rebuild_after {
+            return;
+        }
+        self.rebuilt_at = Instant::now();
+        self.rebuild_after = (self.rebuild_after * 2).min(REBUILD_AFTER_MAX);
+        match Client::new(&self.settings, &self.waker) {
+            Ok(client) => {
+                self.client = Some(client);
+                self.client_count += 1;
+            }
+            Err(error) => {
+                tracing::warn!(%error, again_in = ?self.rebuild_after, "cannot make a kafka client");
+                return;
+            }
+        }
+        let open = self.parts.iter().filter(|(_, part)| part.is_assigned());
+        let open: Vec<Partition> = open.map(|(partition, _)| *partition).collect();
+        tracing::info!(
+            partition_count = open.len(),
+            client_count = self.client_count,
+            "new kafka client, going on at the positions"
+        );
+        open.into_iter().for_each(|partition| self.assign_open(partition));
+    }
+}
+
+fn unrouted(message: &Message) {
+    if let Some(code) = message.error() {
+        tracing::info!(%code, reason = message.reason(), "kafka error outside the open partitions");
+    }
+}
+
+/// Drops something whose destructor may block.
+pub(crate) fn drop_elsewhere<T: Send + 'static>(value: T) {
+    let spawned =
+        std::thread::Builder::new().name("tenure-kafka-drop".into()).spawn(move || drop(value));
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread to drop a kafka client on, it was dropped here");
+    }
+}

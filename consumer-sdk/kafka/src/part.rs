@@ -1,0 +1,174 @@
+//! One open partition.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tenure_model::{NextOffset, Partition, TopicName};
+use tenure_sdk::source::{ReadAhead, Record, RecordStream, SourceError};
+
+use crate::outlet::{Gone, Load, Outlet};
+
+/// How long a partition with records to read may bring none before it is assigned anew.
+pub(crate) const STALL_AFTER: Duration = Duration::from_secs(10);
+/// Limit of that time; it doubles with each new assignment that brought nothing, because control records and open
+/// transactions also keep the watermark above the position.
+const STALL_AFTER_MAX: Duration = Duration::from_secs(300);
+
+/// Records kept back before fetching stops, as a multiple of the stream's limit. Fetching again costs up to
+/// `fetch.wait.max.ms` (the broker may hold a request of the other partitions) and reads again what was dropped, so it
+/// must not happen for each short delay of a reader.
+const HELD_RECORDS_FACTOR: usize = 4;
+/// The same as a count, two batches, for streams with a small limit.
+const HELD_RECORDS_MIN: usize = 1024;
+
+/// What is to be done with the partition's assignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing.
+    None,
+    /// Stop fetching: the reader is behind.
+    Park,
+    /// Fetch again from the position.
+    Unpark,
+    /// Forget the partition: the reader is gone, or has been told the last item.
+    Remove,
+}
+
+/// One open partition. It lives from open to close, so a record that finds none, or another one, goes nowhere.
+pub(crate) struct Part {
+    pub(crate) topic: TopicName,
+    pub(crate) partition: Partition,
+    /// Offset it was opened at.
+    pub(crate) from: NextOffset,
+    /// The record to fetch next; all before it were put into the stream or are held.
+    pub(crate) next: NextOffset,
+    /// Not assigned for now, because the reader is behind.
+    pub(crate) parked: bool,
+    outlet: Option<Outlet>,
+    held: VecDeque<Record>,
+    held_load: Load,
+    failure: Option<SourceError>,
+    progress_at: Instant,
+    stall_after: Duration,
+}
+
+impl Part {
+    pub(crate) fn new(
+        topic: TopicName,
+        partition: Partition,
+        from: NextOffset,
+        read_ahead: ReadAhead,
+        now: Instant,
+    ) -> (Self, RecordStream) {
+        let (outlet, stream) = Outlet::new(read_ahead);
+        let part = Self {
+            topic,
+            partition,
+            from,
+            next: from,
+            parked: false,
+            outlet: Some(outlet),
+            held: VecDeque::new(),
+            held_load: Load::default(),
+            failure: None,
+            progress_at: now,
+            stall_after: STALL_AFTER,
+        };
+        (part, stream)
+    }
+
+    /// Index in its topic, as librdkafka counts.
+    pub(crate) fn index(&self) -> i32 {
+        // Indexes are far below 2^31 (limits of the model).
+        i32::try_from(self.partition.index.get()).unwrap_or(i32::MAX)
+    }
+
+    /// Whether records are fetched for it.
+    pub(crate) fn is_assigned(&self) -> bool {
+        !self.parked && self.failure.is_none()
+    }
+
+    /// Whether it needs a visit although nothing was fetched for it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.parked || !self.held.is_empty() || self.failure.is_some()
+    }
+
+    /// Whether the record at `offset` is still to come.
+    pub(crate) fn wants(&self, offset: i64) -> bool {
+        self.failure.is_none() && offset >= self.next.signed()
+    }
+
+    /// Takes a record. Offsets may jump: compaction and transactions leave gaps.
+    pub(crate) fn accept(&mut self, record: Record, now: Instant) {
+        self.next = record.next();
+        self.progress_at = now;
+        self.stall_after = STALL_AFTER;
+        self.held_load.add(Load::of(&record));
+        self.held.push_back(record);
+    }
+
+    /// Ends the partition with `error`, once the reader has room for what was fetched before. The first error counts.
+    pub(crate) fn fail(&mut self, error: SourceError) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Gives the reader what it has room for.
+    pub(crate) fn flush(&mut self) -> Step {
+        let Some(outlet) = self.outlet.as_mut() else { return Step::Remove };
+        match outlet.push(&mut self.held) {
+            Ok(moved) => self.held_load.subtract(moved),
+            Err(Gone) => return Step::Remove,
+        }
+        if self.failure.is_some() {
+            return self.tell_failure();
+        }
+        let limit = outlet.limit();
+        let records_max = limit.records.saturating_mul(HELD_RECORDS_FACTOR).max(HELD_RECORDS_MIN);
+        let held = self.held_load;
+        let behind = held.records >= records_max || held.bytes >= limit.bytes;
+        let caught_up = held.records <= records_max / 2 && held.bytes <= limit.bytes / 2;
+        if !self.parked && behind {
+            Step::Park
+        } else if self.parked && caught_up {
+            Step::Unpark
+        } else {
+            Step::None
+        }
+    }
+
+    fn tell_failure(&mut self) -> Step {
+        if !self.held.is_empty() {
+            return Step::None;
+        }
+        if let (Some(error), Some(outlet)) = (self.failure.take(), self.outlet.take())
+            && outlet.fail(error).is_err()
+        {
+            tracing::debug!(topic = %self.topic, partition = %self.partition.index, "reader left before the failure");
+        }
+        Step::Remove
+    }
+
+    /// Whether the reader has dropped its stream.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.outlet.as_ref().is_none_or(Outlet::is_gone)
+    }
+
+    /// Whether there are records to read (`high` is the last known watermark) and none has come for too long.
+    pub(crate) fn is_stalled(&mut self, high: Option<i64>, now: Instant) -> bool {
+        if !self.is_assigned() || high.is_some_and(|high| high <= self.next.signed()) {
+            self.progress_at = now;
+            return false;
+        }
+        if now.duration_since(self.progress_at) < self.stall_after {
+            return false;
+        }
+        self.progress_at = now;
+        self.stall_after = (self.stall_after * 2).min(STALL_AFTER_MAX);
+        true
+    }
+
+    /// Counts the time of a stall from `now`: it has just been assigned.
+    pub(crate) fn assigned_now(&mut self, now: Instant) {
+        self.progress_at = now;
+    }
+}

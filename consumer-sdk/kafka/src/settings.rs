@@ -1,0 +1,146 @@
+//! Settings of the source.
+
+use std::collections::BTreeMap;
+
+use rdkafka::ClientConfig;
+
+/// Settings of a [`KafkaSource`](crate::KafkaSource).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KafkaSettings {
+    /// Brokers to start from, `host:port` separated by commas.
+    pub bootstrap: String,
+    /// Name of this client in the brokers' logs and quotas. Default `tenure`.
+    pub client_id: String,
+    /// Further settings of librdkafka by its own names (`security.protocol`, `fetch.wait.max.ms`, …). They win over
+    /// the defaults of this crate; those that would break ownership are refused.
+    pub extra: BTreeMap<String, String>,
+}
+
+/// A setting that contradicts what the source promises.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// The key belongs to the source.
+    #[error("setting {key} is refused: {reason}")]
+    Refused {
+        /// The key.
+        key: String,
+        /// Why, and what to use instead.
+        reason: &'static str,
+    },
+    /// No broker was named.
+    #[error("bootstrap is empty: name at least one broker as host:port")]
+    NoBootstrap,
+}
+
+const MEMBERSHIP: &str =
+    "the source joins no consumer group; ownership is granted by the coordinator";
+const STORED: &str = "offsets are committed under an epoch, never by the Kafka client";
+
+/// Keys that users may not set, with the reason.
+const REFUSED: [(&str, &str); 14] = [
+    ("group.id", MEMBERSHIP),
+    ("group.instance.id", MEMBERSHIP),
+    ("group.protocol", MEMBERSHIP),
+    ("group.protocol.type", MEMBERSHIP),
+    ("group.remote.assignor", MEMBERSHIP),
+    ("partition.assignment.strategy", MEMBERSHIP),
+    ("enable.auto.commit", STORED),
+    ("auto.commit.enable", STORED),
+    ("auto.commit.interval.ms", STORED),
+    ("enable.auto.offset.store", STORED),
+    ("auto.offset.reset", "an offset out of range is reported and reset by name only"),
+    ("bootstrap.servers", "use the field bootstrap"),
+    ("metadata.broker.list", "use the field bootstrap"),
+    ("client.id", "use the field client_id"),
+];
+
+/// Defaults of this crate where they differ from librdkafka's.
+const DEFAULTS: [(&str, &str); 11] = [
+    ("enable.auto.commit", "false"),
+    ("enable.auto.offset.store", "false"),
+    ("auto.offset.reset", "error"),
+    // Bounds how long closing the client may take.
+    ("session.timeout.ms", "6000"),
+    ("queued.min.messages", "50000"),
+    ("queued.max.messages.kbytes", "65536"),
+    // The default of 1000 starves a fast reader.
+    ("fetch.queue.backoff.ms", "10"),
+    ("fetch.wait.max.ms", "100"),
+    ("fetch.message.max.bytes", "1048576"),
+    ("allow.auto.create.topics", "false"),
+    ("topic.metadata.refresh.interval.ms", "30000"),
+];
+
+impl KafkaSettings {
+    /// Settings for the brokers `bootstrap`, all else at its default.
+    #[must_use]
+    pub fn new(bootstrap: impl Into<String>) -> Self {
+        Self { bootstrap: bootstrap.into(), client_id: "tenure".into(), extra: BTreeMap::new() }
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that contradicts what the source promises.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        if self.bootstrap.trim().is_empty() {
+            return Err(SettingsError::NoBootstrap);
+        }
+        for (key, reason) in REFUSED {
+            if self.extra.contains_key(key) {
+                return Err(SettingsError::Refused { key: key.into(), reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Configuration of the client that reads. The group id is demanded by librdkafka, and private: nothing joins it.
+    pub(crate) fn reader(&self) -> ClientConfig {
+        let mut config = self.lookup();
+        config.set("group.id", format!("tenure-source-{}", self.client_id));
+        config.set("client.id", &self.client_id);
+        config
+    }
+
+    /// Configuration of the client that looks topics up.
+    pub(crate) fn lookup(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        for (key, value) in DEFAULTS {
+            config.set(key, value);
+        }
+        for (key, value) in &self.extra {
+            config.set(key, value);
+        }
+        config.set("bootstrap.servers", &self.bootstrap);
+        config.set("client.id", format!("{}-lookup", self.client_id));
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_would_break_ownership_are_refused_by_name() {
+        for (key, _) in REFUSED {
+            let mut settings = KafkaSettings::new("127.0.0.1:9092");
+            settings.extra.insert(key.into(), "x".into());
+            let text = settings.validate().unwrap_err().to_string();
+            assert!(text.contains(key), "{text}");
+        }
+        assert_eq!(KafkaSettings::new(" ").validate(), Err(SettingsError::NoBootstrap));
+    }
+
+    #[test]
+    fn other_settings_win_over_the_defaults() {
+        let mut settings = KafkaSettings::new("127.0.0.1:9092");
+        settings.extra.insert("fetch.wait.max.ms".into(), "10".into());
+        assert_eq!(settings.validate(), Ok(()));
+        assert_eq!(settings.reader().get("fetch.wait.max.ms"), Some("10"));
+        assert_eq!(settings.reader().get("auto.offset.reset"), Some("error"));
+        assert_eq!(settings.reader().get("group.id"), Some("tenure-source-tenure"));
+        assert_eq!(settings.lookup().get("group.id"), None);
+    }
+}

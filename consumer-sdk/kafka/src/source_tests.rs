@@ -1,0 +1,63 @@
+//! What cannot be provoked from outside.
+
+use tenure_model::PartitionIndex;
+use tenure_sdk::source::Fetched;
+
+use super::*;
+use crate::mock::MockKafka;
+use crate::producer::{NewRecord, Producer};
+
+async fn client_count(source: &KafkaSource) -> u64 {
+    let (reply, count) = oneshot::channel();
+    assert!(source.send(Command::CountClients { reply }));
+    count.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_go_on_without_gap_or_repeat_after_the_client_failed_for_good() {
+    let kafka = MockKafka::start(1).unwrap();
+    let topic = TopicName::new("rebuilt").unwrap();
+    kafka.create_topic(topic.as_str(), 2).unwrap();
+    let source = KafkaSource::new(KafkaSettings::new(kafka.bootstrap())).unwrap();
+    let topic_id = source.topics(std::slice::from_ref(&topic)).await.unwrap()[0].topic_id;
+    let index = |index| PartitionIndex::new(index).unwrap();
+    let produce = |count: u64| {
+        let (bootstrap, topic) = (kafka.bootstrap(), topic.clone());
+        tokio::task::spawn_blocking(move || {
+            let records = (0..count).flat_map(|number| {
+                [0, 1].map(|at| NewRecord::new(index(at), "k", &number.to_string()))
+            });
+            Producer::new(&bootstrap).unwrap().produce(&topic, records).unwrap()
+        })
+    };
+    produce(5000).await.unwrap();
+    let mut streams = Vec::new();
+    for at in [0, 1] {
+        let partition = Partition { topic_id, index: index(at) };
+        let read_ahead = ReadAhead { records: 100, bytes: 1 << 20 };
+        streams.push(source.open(&topic, partition, NextOffset::ZERO, read_ahead).await.unwrap());
+    }
+    for round in 1..=3_u64 {
+        assert!(source.send(Command::Break));
+        let limit = std::time::Instant::now() + Duration::from_secs(10);
+        while client_count(&source).await != round + 1 {
+            assert!(std::time::Instant::now() < limit, "no new client in round {round}");
+            tokio::task::yield_now().await;
+        }
+    }
+    produce(1000).await.unwrap();
+    for stream in &mut streams {
+        let mut next = 0;
+        while next < 6000 {
+            let item = tokio::time::timeout(Duration::from_secs(20), stream.recv()).await;
+            let Some(Fetched::Records(records)) = item.expect("records in time") else {
+                panic!("the stream ended at {next}");
+            };
+            for record in records {
+                assert_eq!(record.offset.get(), next);
+                next += 1;
+            }
+        }
+    }
+    source.shutdown(Duration::from_secs(10)).await;
+}

@@ -297,6 +297,8 @@ impl Machine {
             Input::Received(down) => self.received(down, now, &mut out),
             Input::Act(act) => self.act(act, now, &mut out),
         }
+        // After it: a drain that is over already ends the grant now.
+        self.expire_leases(now, &mut out);
         self.advance(now, &mut out);
         out
     }
@@ -373,8 +375,6 @@ impl Machine {
             return self.close(EndCause::Refused { code, message }, out);
         }
         tracing::warn!(group = %self.settings.group, member = %self.member, error = %refused, "membership ended, joining as a new member");
-        // A membership that was joined is followed at once; a refused id after a pause.
-        let was_joined = self.member_epoch.is_some();
         self.memberships += 1;
         self.member = next_member(&self.settings.member, self.memberships);
         self.member_epoch = None;
@@ -383,12 +383,7 @@ impl Machine {
         if self.link.is_open() {
             out.push(Output::Disconnect);
         }
-        if was_joined {
-            self.link = Link::Waiting { until: now };
-            self.acts.unsend();
-        } else {
-            self.pause(now);
-        }
+        self.pause(now);
     }
 
     fn close(&mut self, cause: EndCause, out: &mut Vec<Output>) {
@@ -439,3 +434,6 @@ fn next_member(base: &MemberId, count: u64) -> MemberId {
     let text = format!("{}{suffix}", &text[..text.len().min(room)]);
     MemberId::new(&text).expect("names are ASCII, and the suffix is made of allowed characters")
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,7 +191,10 @@ impl Machine {
                 unwanted.push((assigned.partition, assigned.epoch));
             }
         }
-        self.acts.release(unwanted, ReleaseReason::LeaseLost);
+        // A leave ends them all.
+        if !self.leaving {
+            self.acts.release(unwanted, ReleaseReason::LeaseLost);
+        }
     }
 
     /// Moves the lease of a grant that is listed.

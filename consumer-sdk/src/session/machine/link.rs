@@ -223,14 +223,15 @@ impl Machine {
             RetryClass::OtherNode | RetryClass::AfterBackoff | RetryClass::Unknown => {}
         }
         tracing::debug!(group = %self.settings.group, member = %self.member, error = %refused, "session broken");
-        self.pause(now);
         if !error.leader_address.is_empty() {
             self.addresses.leader = Some(error.leader_address.clone());
             if self.addresses.redirects < REDIRECTS_MAX {
                 self.addresses.redirects += 1;
                 self.link = Link::Waiting { until: now };
+                return self.acts.unsend();
             }
         }
+        self.pause(now);
     }
 
     pub(super) fn joined(
@@ -260,7 +261,6 @@ impl Machine {
             out.push(Output::Joined { member: self.member.clone(), member_epoch });
         }
         self.lengths = lengths;
-        self.backoff.reset();
         self.addresses.redirects = 0;
         if !joined.node_address.is_empty() {
             out.push(Output::LeaderFound { address: joined.node_address });
@@ -289,6 +289,8 @@ impl Machine {
             // An answer speaks for the heartbeats before it.
             live.sent = live.sent.split_off(&answer.sequence);
             live.last_answered = now;
+            // Not before: a stream that breaks as soon as it is joined must not be opened over and over.
+            self.backoff.reset();
         }
         let Some(assignment) = answer.assignment else { return Ok(()) };
         let assignment = wire::assignment(assignment)?;

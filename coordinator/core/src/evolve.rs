@@ -1,5 +1,7 @@
 //! From events to the next state. Cannot fail and decides nothing.
 
+use std::collections::BTreeSet;
+
 use tenure_model::limits::{OPERATOR_HISTORY_MAX, TOMBSTONES_MAX};
 use tenure_model::{Epoch, GroupId, MemberId, Partition, PartitionIndex, TopicId, TopicName};
 
@@ -72,17 +74,15 @@ impl State {
                 });
             }
             Event::PartitionRevoked { group, partition, member, .. } => {
-                self.change_ownership(group, *partition, member, |state| {
+                self.change_ownership(group, *partition, member, |state, _| {
                     state.ownership = Ownership::Revoking { member: member.clone() };
                 });
             }
             Event::PartitionReleased { group, partition, member, cause, .. } => {
-                self.change_ownership(group, *partition, member, |state| {
+                self.change_ownership(group, *partition, member, |state, owned| {
                     state.ownership = Ownership::Free;
                     state.freed_by = Some(*cause);
-                });
-                self.change_member(group, member, |member| {
-                    member.owned.remove(partition);
+                    owned.remove(partition);
                 });
             }
             Event::PartitionHeldBack { group, partition, member, error } => {
@@ -117,7 +117,7 @@ impl State {
             draining: false,
             joined_at: self.now,
             assignment_version: self.applied,
-            owned: std::collections::BTreeSet::new(),
+            owned: BTreeSet::new(),
             silent: None,
         };
         self.change_group(&joined.group, |group| {
@@ -148,12 +148,10 @@ impl State {
 
     fn grant(&mut self, group: &GroupId, partition: Partition, member: &MemberId, epoch: Epoch) {
         self.epoch_counter = self.epoch_counter.max(epoch.get());
-        self.change_ownership(group, partition, member, |state| {
+        self.change_ownership(group, partition, member, |state, owned| {
             state.ownership = Ownership::Held { member: member.clone(), acquired: false };
             state.epoch = Some(epoch);
-        });
-        self.change_member(group, member, |member| {
-            member.owned.insert(partition);
+            owned.insert(partition);
         });
     }
 
@@ -233,15 +231,24 @@ impl State {
         id: &GroupId,
         partition: Partition,
         member: &MemberId,
-        change: impl FnOnce(&mut PartitionState),
+        change: impl FnOnce(&mut PartitionState, &mut BTreeSet<Partition>),
     ) {
         let (index, now) = (self.applied, self.now);
-        self.change_partition(id, partition, |state| {
-            change(state);
-            state.changed_at = index;
-            state.changed_time = now;
+        self.change_group(id, |group| {
+            let mut members = std::mem::take(&mut group.members);
+            let record = members.get_mut(member);
+            debug_assert!(record.is_some(), "an event names a live member, not {member}");
+            if let Some(record) = record {
+                record.assignment_version = index;
+                let changed = group.change_partition(partition, |state, _| {
+                    change(state, &mut record.owned);
+                    state.changed_at = index;
+                    state.changed_time = now;
+                });
+                debug_assert!(changed.is_some(), "an event names a known partition: {partition}");
+            }
+            group.members = members;
         });
-        self.change_member(id, member, |member| member.assignment_version = index);
     }
 }
 

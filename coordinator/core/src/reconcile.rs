@@ -20,6 +20,8 @@ use crate::{Event, State};
 #[derive(Default)]
 struct Dirty<'a> {
     all: bool,
+    /// What was promised to some member may be another's now, which matters where members have caps.
+    promises: bool,
     partitions: BTreeSet<Partition>,
     /// Members that may have more room than before.
     members: BTreeSet<&'a MemberId>,
@@ -33,7 +35,7 @@ impl State {
         for (id, dirty) in dirty(events) {
             let Some(group) = self.groups.get(id) else { continue };
             let mut rooms = Rooms::new(group);
-            if dirty.all {
+            if dirty.all || (dirty.promises && group.has_caps()) {
                 for partition in group.partitions.keys() {
                     steps.extend(step(id, group, *partition, &mut rooms, &mut counter));
                 }
@@ -62,13 +64,21 @@ impl State {
     }
 }
 
+impl Group {
+    fn has_caps(&self) -> bool {
+        self.members.values().any(|member| member.partitions_max.is_some())
+    }
+}
+
 fn dirty(events: &[Event]) -> BTreeMap<&GroupId, Dirty<'_>> {
     let mut dirty: BTreeMap<&GroupId, Dirty<'_>> = BTreeMap::new();
     for event in events {
         match event {
-            Event::TargetInstalled { group, .. } | Event::PartitionPinned { group, .. } => {
-                // A pin also takes back what was promised to the member that the target named before.
-                dirty.entry(group).or_default().all = true;
+            Event::TargetInstalled { group, .. } => dirty.entry(group).or_default().all = true,
+            Event::PartitionPinned { group, partition, .. } => {
+                let dirty = dirty.entry(group).or_default();
+                dirty.partitions.insert(*partition);
+                dirty.promises = true;
             }
             Event::PartitionReleased { group, partition, member, .. } => {
                 let dirty = dirty.entry(group).or_default();
@@ -188,7 +198,7 @@ impl<'a> Rooms<'a> {
 /// Follows full members that wait for each other until one comes round again, and revokes what it has to give.
 fn open_ring(id: &GroupId, group: &Group) -> Option<Event> {
     let is_at_rest = group.derived.revoking.is_empty() && group.target_epoch == group.epoch;
-    if !is_at_rest || group.members.values().all(|member| member.partitions_max.is_none()) {
+    if !is_at_rest || !group.has_caps() {
         return None;
     }
     for start in group.derived.waiting.keys() {

@@ -216,7 +216,28 @@ impl Group {
         partition: Partition,
         change: impl FnOnce(&mut PartitionState, &mut BTreeMap<Partition, MemberId>) -> T,
     ) -> Option<T> {
+        self.unindex_partition(partition);
+        let changed = change(self.partitions.get_mut(&partition)?, &mut self.target);
+        self.index_partition(partition);
+        Some(changed)
+    }
+
+    fn unindex_partition(&mut self, partition: Partition) {
+        let Some(state) = self.partitions.get(&partition) else { return };
+        match &state.ownership {
+            Ownership::Free | Ownership::Held { acquired: true, .. } => {}
+            Ownership::Held { acquired: false, .. } => {
+                self.derived.acquiring.remove(&partition);
+            }
+            Ownership::Revoking { .. } => {
+                self.derived.revoking.remove(&partition);
+            }
+        }
+        if state.is_held_back() {
+            self.derived.held_back.remove(&partition);
+        }
         if let Some(member) = self.target.get(&partition)
+            && state.ownership.owner() != Some(member)
             && let Some(waiting) = self.derived.waiting.get_mut(member)
         {
             waiting.remove(&partition);
@@ -224,12 +245,6 @@ impl Group {
                 self.derived.waiting.remove(member);
             }
         }
-        self.derived.revoking.remove(&partition);
-        self.derived.acquiring.remove(&partition);
-        self.derived.held_back.remove(&partition);
-        let changed = change(self.partitions.get_mut(&partition)?, &mut self.target);
-        self.index_partition(partition);
-        Some(changed)
     }
 
     fn index_partition(&mut self, partition: Partition) {

@@ -26,7 +26,8 @@ impl State {
         if owner == Some(to) && !state.ownership.is_revoking() && line == Some(to) {
             return Err(Rejection::NothingToDo { what: format!("{to} owns {partition} already") });
         }
-        if line != Some(to) {
+        let has_cap = group.members.get(to).is_some_and(|member| member.partitions_max.is_some());
+        if line != Some(to) && has_cap {
             let count = group.target.values().filter(|member| *member == to).count() + 1;
             check_room(group, to, u32::try_from(count).unwrap_or(u32::MAX))?;
         }

@@ -1,6 +1,11 @@
 //! Rows of the tables at `Ownership` and in `reconcile`, and each refusal.
 
-use super::check;
+use std::collections::BTreeSet;
+
+use tenure_model::{Index, Term, Timestamp};
+
+use super::{Run, TERM, check, describe, group, member, readable};
+use crate::{Command, Context, State};
 
 #[test]
 fn free_partition_is_granted_to_its_target_at_the_next_epoch() {
@@ -355,4 +360,32 @@ fn late_target_line_by_line_keeps_what_holds_and_a_plan_stays_due() {
         due -> plan for 5; bob acquires 1 e2 since 3; bob acquires 2 e3 since 9; ann releases 0 e1 since 7
         ",
     );
+}
+
+#[test]
+fn commands_of_one_entry_are_decided_in_order_each_with_its_own_verdict() {
+    let mut run = Run::default();
+    for line in ["join ann sees t=1", "join bob", "target 0=ann", "move r1 0 bob"] {
+        run.line(line);
+    }
+    let commands: Vec<Command> =
+        ["commit ann 0@e1#1:41", "release ann 0@e1", "commit ann 0@e1#2:42"]
+            .iter()
+            .map(|line| run.command(&line.split_whitespace().collect::<Vec<_>>()))
+            .collect();
+    let context = Context { term: Term(TERM), index: Index(5), proposed_at: Timestamp(0) };
+    let applied = run.state.apply_batch(context, &commands);
+    let told: Vec<String> = applied.iter().map(|one| readable(&describe(one))).collect();
+    assert_eq!(
+        told,
+        [
+            "0 = 41",
+            "0 e1 of ann free: released; 0 to bob at e2",
+            "no: partition 0 is fenced: given e1, current is e2: stop writing to it",
+        ]
+    );
+    let touched = State::touched(&applied[1].events);
+    assert_eq!(touched, BTreeSet::from([(group(), member("ann")), (group(), member("bob"))]));
+    assert_eq!(run.line("show ann"), "version 5");
+    assert_eq!(run.line("show bob"), "version 5; 0 e2 initialised");
 }

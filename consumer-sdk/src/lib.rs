@@ -9,10 +9,12 @@
 pub mod consumer;
 pub mod grant;
 pub mod lease;
+mod memory;
 pub mod offsets;
 pub mod session;
 pub mod sink;
 pub mod source;
+pub mod testing;
 
 pub use tenure_model as model;
 

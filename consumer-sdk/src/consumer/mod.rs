@@ -245,3 +245,6 @@ pub enum ConsumerError {
 }
 
 pub(crate) type SharedClock = Arc<dyn Clock>;
+
+#[cfg(test)]
+mod tests;

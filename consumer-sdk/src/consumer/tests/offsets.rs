@@ -1,0 +1,214 @@
+//! Offsets whose home is the coordinator.
+
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::source::Record;
+
+/// Parts of an owned partition, in the hands of the test. The handler waits until its partition ends.
+type Taken = (Owned<CoordinatorOffsets>, tokio::sync::oneshot::Sender<()>);
+
+/// Handler that hands its partition to the test and ends when the test says so.
+fn handing_over() -> (BoxHandler<CoordinatorOffsets>, mpsc::UnboundedReceiver<Taken>) {
+    let (sender, taken) = mpsc::unbounded_channel();
+    let handler: BoxHandler<CoordinatorOffsets> = Box::new(move |owned| {
+        let sender = sender.clone();
+        Box::pin(async move {
+            let (end, ended) = tokio::sync::oneshot::channel();
+            sender.send((owned, end)).map_err(|_| "the test is over")?;
+            ended.await.map_err(|_| "the test is over")?;
+            Ok(())
+        })
+    });
+    (handler, taken)
+}
+
+async fn records(input: &mut Input, count: usize) -> Vec<Record> {
+    let limits = Limits { records: count, bytes: usize::MAX, wait: SECOND };
+    let batch = input.next_batch(&limits).await.unwrap();
+    assert_eq!(batch.len(), count);
+    batch.into_iter().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_done_in_any_order_commit_the_low_water_mark() {
+    let bench = Bench::new(1);
+    bench.append(0, 4);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 4).await;
+    let mut check = async |done: usize, want: u64| {
+        offsets.done(&got[done]);
+        assert_eq!(offsets.flush().await.unwrap().get(), want, "after record {done}");
+    };
+    check(2, 0).await;
+    check(0, 1).await;
+    check(3, 1).await;
+    check(0, 1).await;
+    check(1, 4).await;
+    assert_eq!(bench.committed(0), Some(4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn commits_are_coalesced_and_their_sequence_rises() {
+    let bench = Bench::new(1);
+    bench.append(0, 500);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    for record in &records(&mut input, 500).await {
+        offsets.done(record);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    offsets.flush().await.unwrap();
+    let commits = bench.lines(&["commit"]);
+    // The start, then at most one per interval of 100 ms in 500 ms, and the flush.
+    assert!(commits.len() <= 8, "{commits:?}");
+    let numbers = |line: &String| -> Vec<u64> {
+        let digits = line.split(['#', ' ', ':']).filter_map(|word| word.parse().ok());
+        digits.skip(1).collect()
+    };
+    assert!(commits.iter().map(numbers).is_sorted(), "{commits:?}");
+    assert_eq!(bench.committed(0), Some(500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn fenced_commit_is_sticky_and_names_both_epochs() {
+    let bench = Bench::new(1);
+    bench.append(0, 2);
+    let (handler, mut taken) = handing_over();
+    let consumer = bench.builder().build().unwrap();
+    let counters = consumer.counters();
+    let _run = bench.run(consumer, handler).await;
+    let (ours, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 2).await;
+    let bob = MemberId::new("bob").unwrap();
+    let current = bench.coordinator.take_for(&bench.topic, bench.partitions[0], &bob);
+    offsets.done(&got[0]);
+    let fenced = crate::offsets::CommitError::Fenced { ours, current: Some(current) };
+    assert_eq!(offsets.flush().await.unwrap_err(), fenced);
+    assert_eq!(
+        fenced.to_string(),
+        "offset commit fenced: given e1, current is e2: stop working on the partition"
+    );
+    offsets.done(&got[1]);
+    assert_eq!(offsets.flush().await.unwrap_err(), fenced);
+    assert!(!input.ended().await.may_commit(), "the partition itself learns of it");
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e1 Fenced at -").await;
+    assert_eq!(counters.refused_by_coordinator(), 1);
+    assert_eq!(bench.committed(0), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn done_after_the_release_does_not_move_the_offset() {
+    let bench = Bench::new(1);
+    bench.append(0, 3);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 3).await;
+    offsets.done(&got[0]);
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
+    assert!(input.ended().await.may_commit());
+    offsets.done(&got[1]);
+    end.send(()).unwrap();
+    let released = bench.coordinator.logged("release 0 e1").await;
+    assert_eq!(released, "release 0 e1 Revoked at 2: ", "what was done in the drain counts");
+    offsets.done(&got[2]);
+    assert!(matches!(offsets.flush().await, Err(crate::offsets::CommitError::Released)));
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(bench.committed(0), Some(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn commit_whose_outcome_is_unknown_is_repeated_with_the_same_sequence() {
+    let bench = Bench::new(1);
+    bench.append(0, 1);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 1).await;
+    bench.coordinator.set_answers(false);
+    offsets.done(&got[0]);
+    bench.coordinator.logged("commit 0 e1 #2 1: unanswered").await;
+    bench.coordinator.set_answers(true);
+    assert_eq!(offsets.flush().await.unwrap().get(), 1);
+    let commits = bench.lines(&["commit"]);
+    assert_eq!(commits.last().unwrap(), "commit 0 e1 #2 1: committed", "{commits:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ended_lease_refuses_locally_and_with_the_check_off_the_coordinator_does() {
+    for (check, local, remote) in [(LeaseCheck::On, 1, 0), (LeaseCheck::Off, 0, 1)] {
+        let bench = Bench::with_check(1, check);
+        bench.append(0, 1);
+        let (handler, mut taken) = handing_over();
+        let consumer = bench.builder().build().unwrap();
+        let counters = consumer.counters();
+        let _run = bench.run(consumer, handler).await;
+        let (_epoch, lease) = bench.grant(0);
+        let (owned, _end) = taken.recv().await.unwrap();
+        let (mut input, mut offsets) = owned.split();
+        let got = records(&mut input, 1).await;
+        let bob = MemberId::new("bob").unwrap();
+        bench.coordinator.take_for(&bench.topic, bench.partitions[0], &bob);
+        lease.stop();
+        offsets.done(&got[0]);
+        offsets.flush().await.unwrap_err();
+        assert_eq!(counters.refused_locally(), local, "{check:?}");
+        assert_eq!(counters.refused_by_coordinator(), remote, "{check:?}");
+        let sent = bench.lines(&["commit 0 e1 #2"]);
+        assert_eq!(sent.len() as u64, remote, "{check:?}: {sent:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_that_was_not_awaited_to_its_end_is_not_lost() {
+    let bench = Bench::new(1);
+    bench.append(0, 2);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, _offsets) = owned.split();
+    let limits = Limits { records: 3, bytes: usize::MAX, wait: SECOND * 60 };
+    for _ in 0..3 {
+        let cancelled = tokio::time::timeout(SECOND, input.next_batch(&limits)).await;
+        assert!(cancelled.is_err());
+    }
+    bench.append(0, 1);
+    let batch = input.next_batch(&limits).await.unwrap();
+    assert_eq!((batch.first().get(), batch.next().get(), batch.len()), (0, 3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_keeps_to_its_limits() {
+    let bench = Bench::new(1);
+    bench.append(0, 250);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, _offsets) = owned.split();
+    let mut lengths = Vec::new();
+    while lengths.iter().sum::<usize>() < 250 {
+        let limits = Limits { records: 120, bytes: 64, wait: Duration::from_millis(1) };
+        let batch = input.next_batch(&limits).await.unwrap();
+        let bytes: usize = batch.iter().map(|record| record.value.as_ref().unwrap().len()).sum();
+        assert!(bytes <= 64 && batch.len() <= 120, "{bytes} bytes, {} records", batch.len());
+        lengths.push(batch.len());
+    }
+    assert_eq!(lengths.iter().sum::<usize>(), 250);
+}

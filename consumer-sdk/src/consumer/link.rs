@@ -1,27 +1,14 @@
 //! What the run loop needs of the session and the coordinator; tests put a coordinator in memory behind it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tenure_model::{CommitSequence, Epoch, NextOffset, Partition};
-use tokio::sync::mpsc;
 
-use super::ConsumerError;
 use crate::grant::Grant;
-use crate::session::{
-    CallError, OffsetCommit, Phase, ReleaseReason, SessionConfig, SessionEvent, SessionHandle,
-};
+use crate::session::{CallError, OffsetCommit, Phase, ReleaseReason, SessionHandle};
 use crate::sink::Verified;
 use crate::source::TopicInfo;
-
-/// Starts a session on a thread of its own.
-pub(crate) fn start(
-    _config: SessionConfig,
-) -> Result<(Arc<dyn Link>, mpsc::UnboundedReceiver<SessionEvent>), ConsumerError> {
-    // The session's driver follows; until then a consumer says so at once.
-    Err(ConsumerError::SessionGone)
-}
 
 /// Session of one membership, and the coordinator behind it. No method but the futures waits for anything.
 pub(crate) trait Link: Send + Sync + 'static {

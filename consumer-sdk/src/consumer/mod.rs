@@ -32,7 +32,7 @@ pub use self::input::{Batch, HandlerPhase, Input, Limits};
 pub(crate) use self::link::Link;
 pub use self::owned::Owned;
 use crate::offsets::CoordinatorOffsets;
-use crate::session::{EndCause, SessionConfig};
+use crate::session::{EndCause, Session, SessionConfig};
 use crate::sink::{BoxError, FencedSink, RegisterOnly};
 use crate::source::{ReadAhead, RecordSource, ResetPolicy};
 
@@ -161,8 +161,8 @@ impl<S: FencedSink> Consumer<S> {
         F: Fn(Owned<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        let (link, events) = link::start(self.session.clone())?;
-        self.run_with(link, events, handler).await
+        let (session, events) = Session::start(self.session.clone());
+        self.run_with(Arc::new(session), events, handler).await
     }
 
     /// As [`Consumer::run`], on a session that something else has started.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use tenure_model::{Epoch, GroupEpoch, GroupId, Index, MemberId, Partition, TopicName};
 
 use crate::command::{GrantRef, MemberRef};
-use crate::state::{Committed, Group, PartitionState, Silence};
+use crate::state::{Committed, Group, Member, PartitionState, Silence};
 use crate::{Event, Rejection, State};
 
 /// Everything that one member owns now.
@@ -45,6 +45,33 @@ pub struct Hold {
 }
 
 impl State {
+    /// The group named `id`.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::UnknownGroup`].
+    pub fn group(&self, id: &GroupId) -> Result<&Group, Rejection> {
+        self.groups.get(id).ok_or_else(|| Rejection::UnknownGroup { group: id.clone() })
+    }
+
+    /// The live member `member` of `group`, with its group.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::UnknownGroup`], [`Rejection::MemberGone`] for one that left or expired, else
+    /// [`Rejection::UnknownMember`].
+    pub fn member(&self, id: &GroupId, member: &MemberId) -> Result<(&Group, &Member), Rejection> {
+        let group = self.group(id)?;
+        if let Some(found) = group.members.get(member) {
+            return Ok((group, found));
+        }
+        Err(if group.tombstones.contains(member) {
+            Rejection::MemberGone { group: id.clone(), member: member.clone() }
+        } else {
+            Rejection::UnknownMember { group: id.clone(), member: member.clone() }
+        })
+    }
+
     /// Groups whose target is older than their group epoch, with that group epoch.
     pub fn groups_to_plan(&self) -> impl Iterator<Item = (&GroupId, GroupEpoch)> {
         self.groups

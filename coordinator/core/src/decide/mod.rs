@@ -8,9 +8,8 @@ mod target;
 
 use std::collections::BTreeSet;
 
-use tenure_model::{GroupEpoch, GroupId, MemberId, Term};
+use tenure_model::{GroupEpoch, GroupId, Term};
 
-use crate::state::{Group, Member};
 use crate::{Command, Context, Event, Rejection, Reply, State};
 
 /// What a command comes to.
@@ -109,34 +108,5 @@ impl Draft {
                 .push(Event::GroupEpochRaised { group, group_epoch: GroupEpoch(current.0 + 1) });
         }
         self.events
-    }
-}
-
-impl State {
-    /// The group named `id`.
-    ///
-    /// # Errors
-    ///
-    /// [`Rejection::UnknownGroup`].
-    pub fn group(&self, id: &GroupId) -> Result<&Group, Rejection> {
-        self.groups.get(id).ok_or_else(|| Rejection::UnknownGroup { group: id.clone() })
-    }
-
-    /// The live member `member` of `group`, with its group.
-    ///
-    /// # Errors
-    ///
-    /// [`Rejection::UnknownGroup`], [`Rejection::MemberGone`] for one that left or expired, else
-    /// [`Rejection::UnknownMember`].
-    pub fn member(&self, id: &GroupId, member: &MemberId) -> Result<(&Group, &Member), Rejection> {
-        let group = self.group(id)?;
-        if let Some(found) = group.members.get(member) {
-            return Ok((group, found));
-        }
-        Err(if group.tombstones.contains(member) {
-            Rejection::MemberGone { group: id.clone(), member: member.clone() }
-        } else {
-            Rejection::UnknownMember { group: id.clone(), member: member.clone() }
-        })
     }
 }

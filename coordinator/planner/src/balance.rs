@@ -3,7 +3,7 @@
 //! Partitions that the same members may take are of one *kind*. Chains are searched over members and kinds, not over
 //! partitions, so that a search costs members × kinds however many partitions there are.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
 use tenure_model::{MemberId, Partition, PartitionIndex, TopicId, TopicName};
 
@@ -289,6 +289,8 @@ impl<'a> Plan<'a> {
             if candidates.binary_search(&to).is_err() {
                 continue;
             }
+            let mut of_from = self.topic_counts[from].iter();
+            let mut of_to = self.topic_counts[to].iter();
             for (topic_id, holding) in topics {
                 let partition = |index: PartitionIndex| Partition { topic_id: *topic_id, index };
                 let home = holding
@@ -303,8 +305,8 @@ impl<'a> Plan<'a> {
                     (None, None, Some(index)) => (2, index),
                     (None, None, None) => continue,
                 };
-                let surplus = self.topic_count(from, *topic_id) as isize
-                    - self.topic_count(to, *topic_id) as isize;
+                let surplus =
+                    seek(&mut of_from, *topic_id) as isize - seek(&mut of_to, *topic_id) as isize;
                 let key = (cost, candidates.len(), -surplus);
                 if best.as_ref().is_none_or(|(found, _)| key < *found) {
                     best = Some((key, partition(index)));
@@ -335,7 +337,9 @@ impl<'a> Plan<'a> {
         self.holding(partition, at).remove(&partition.index);
         let kind = self.kind_of[&partition];
         if let Some(topics) = self.held[at].get_mut(&kind) {
-            topics.retain(|_, holding| !holding.is_empty());
+            if topics.get(&partition.topic_id).is_some_and(Holding::is_empty) {
+                topics.remove(&partition.topic_id);
+            }
             if topics.is_empty() {
                 self.held[at].remove(&kind);
             }
@@ -350,5 +354,17 @@ impl<'a> Plan<'a> {
 impl Holding {
     fn is_empty(&self) -> bool {
         self.fresh.is_empty() && self.displaced.is_empty() && self.kept.is_empty()
+    }
+}
+
+/// The count of `topic_id` in `counts`, which is read on from where the last call, for an earlier topic, left it.
+fn seek(counts: &mut btree_map::Iter<'_, TopicId, usize>, topic_id: TopicId) -> usize {
+    loop {
+        let mut ahead = counts.clone();
+        match ahead.next() {
+            Some((id, _)) if *id < topic_id => *counts = ahead,
+            Some((id, count)) if *id == topic_id => return *count,
+            Some(_) | None => return 0,
+        }
     }
 }

@@ -1,0 +1,229 @@
+//! The replicated machine: the group state machine behind the raft log.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tenure_core::command::{Context, MemberRef};
+use tenure_core::{Applied, Event, State};
+use tenure_model::{Clock, Index, Tick};
+use tokio::sync::broadcast;
+
+use crate::raft::{EntryContext, Fatal, Machine};
+use crate::stored;
+
+/// Entries that a slow subscriber may lag behind before it has to look at the whole state again.
+pub const CHANGES_BUFFERED_MAX: usize = 4096;
+
+/// What one step of the log did to the state.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// An entry was applied.
+    Applied {
+        /// Its index.
+        index: Index,
+        /// One outcome per command of the entry.
+        outcomes: Arc<[Applied]>,
+    },
+    /// The state was replaced by a snapshot: whoever follows events looks at the whole state again.
+    Restored {
+        /// Index that the snapshot stands at.
+        index: Index,
+    },
+}
+
+impl Change {
+    /// Events of the change, in order; none for a restored state.
+    pub fn events(&self) -> impl Iterator<Item = &Event> {
+        let outcomes: &[Applied] = match self {
+            Self::Applied { outcomes, .. } => outcomes,
+            Self::Restored { .. } => &[],
+        };
+        outcomes.iter().flat_map(|outcome| &outcome.events)
+    }
+}
+
+/// The group state machine as the raft log drives it.
+pub struct GroupMachine {
+    /// Shared with a snapshot that is being written; copied only if an entry comes meanwhile.
+    state: Arc<State>,
+    changes: broadcast::Sender<Change>,
+    clock: Arc<dyn Clock>,
+    /// When this replica first applied, installed or replayed each silence that the state still names
+    /// (DESIGN.md, section 5, rule 4).
+    silences: BTreeMap<(MemberRef, Index), Tick>,
+}
+
+impl GroupMachine {
+    /// Makes an empty machine. `clock` is asked only for the moments at which silences are first seen; the state never
+    /// sees it.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            state: Arc::default(),
+            changes: broadcast::Sender::new(CHANGES_BUFFERED_MAX),
+            clock,
+            silences: BTreeMap::new(),
+        }
+    }
+
+    /// The state as applied.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The state as applied, to keep: it does not change any more.
+    #[must_use]
+    pub fn state_now(&self) -> Arc<State> {
+        Arc::clone(&self.state)
+    }
+
+    /// Changes from now on. A receiver that lags is told so and looks at the whole state.
+    #[must_use]
+    pub fn subscribe(&self) -> broadcast::Receiver<Change> {
+        self.changes.subscribe()
+    }
+
+    /// Sender of the changes, for subscribing without the machine's lock.
+    #[must_use]
+    pub fn changes(&self) -> broadcast::Sender<Change> {
+        self.changes.clone()
+    }
+
+    /// When this replica first saw the silence that the log says of `member`.
+    #[must_use]
+    pub fn silent_since(&self, member: &MemberRef, silence: Index) -> Option<Tick> {
+        self.silences.get(&(member.clone(), silence)).copied()
+    }
+
+    /// Keeps one moment per silence in the state: known ones stay as they are.
+    fn note_silences(&mut self) {
+        let now = self.clock.now();
+        let mut known = std::mem::take(&mut self.silences);
+        for (member, _, _, silence) in self.state.members() {
+            if let Some(silence) = silence {
+                let key = (member, silence.index);
+                let since = known.remove(&key).unwrap_or(now);
+                self.silences.insert(key, since);
+            }
+        }
+    }
+
+    fn tell(&self, change: Change) {
+        // Nobody listening is fine: followers have few subscribers.
+        let _listeners = self.changes.send(change).unwrap_or(0);
+    }
+}
+
+impl Machine for GroupMachine {
+    type Reply = Arc<[Applied]>;
+
+    fn apply(&mut self, at: EntryContext, payload: &Bytes) -> Result<Self::Reply, Fatal> {
+        let batch = stored::decode_batch(payload)
+            .map_err(|error| Fatal(format!("entry {}: {error}", at.index)))?;
+        let context = Context { term: at.term, index: at.index, proposed_at: batch.proposed_at };
+        let outcomes: Arc<[Applied]> =
+            Arc::make_mut(&mut self.state).apply_batch(context, &batch.commands).into();
+        let about_silence = |event: &Event| {
+            matches!(
+                event,
+                Event::MemberSilenced { .. }
+                    | Event::MemberHeard { .. }
+                    | Event::MemberExpired { .. }
+                    | Event::MemberLeft { .. }
+            )
+        };
+        if outcomes.iter().flat_map(|outcome| &outcome.events).any(about_silence) {
+            self.note_silences();
+        }
+        self.tell(Change::Applied { index: at.index, outcomes: Arc::clone(&outcomes) });
+        Ok(outcomes)
+    }
+
+    fn snapshot(&self) -> Box<dyn FnOnce() -> Vec<u8> + Send> {
+        let state = Arc::clone(&self.state);
+        Box::new(move || stored::encode_snapshot(&state))
+    }
+
+    fn restore(&mut self, bytes: &[u8]) -> Result<(), Fatal> {
+        let state = stored::decode_snapshot(bytes).map_err(|error| Fatal(error.to_string()))?;
+        let index = state.applied;
+        self.state = Arc::new(state);
+        self.note_silences();
+        self.tell(Change::Restored { index });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tenure_core::Command;
+    use tenure_core::command::{JoinGroup, SilentMember};
+    use tenure_model::{GroupSettings, ManualClock, MemberEpoch, Term, Timestamp};
+
+    use super::*;
+
+    fn join() -> Command {
+        Command::JoinGroup(JoinGroup {
+            group: "g".parse().unwrap(),
+            member: "m".parse().unwrap(),
+            instance: None,
+            topics: vec!["orders".parse().unwrap()],
+            settings: GroupSettings::default(),
+            ttl_ms: 10_000,
+            heartbeat_interval_ms: 3_000,
+            client: String::new(),
+            partitions_max: None,
+            report: vec![],
+            rejoin: None,
+        })
+    }
+
+    fn apply(machine: &mut GroupMachine, index: u64, command: Command) {
+        let payload = stored::encode_batch(Timestamp(0), &[command]);
+        let at = EntryContext { term: Term(1), index: Index(index) };
+        let outcomes = machine.apply(at, &payload).unwrap();
+        assert!(outcomes[0].result.is_ok(), "{:?}", outcomes[0].result);
+    }
+
+    #[test]
+    fn silence_keeps_its_first_moment_over_a_snapshot() {
+        let clock = ManualClock::default();
+        let mut machine = GroupMachine::new(Arc::new(clock.clone()));
+        let member = MemberRef {
+            group: "g".parse().unwrap(),
+            member: "m".parse().unwrap(),
+            member_epoch: MemberEpoch(1),
+        };
+        apply(&mut machine, 1, join());
+        clock.advance(Duration::from_nanos(100));
+        let silent = SilentMember { member: member.clone(), silent_for_ms: 4_000 };
+        apply(&mut machine, 2, Command::MarkMembersSilent { term: Term(1), members: vec![silent] });
+        assert_eq!(machine.silent_since(&member, Index(2)), Some(Tick(100)));
+
+        let bytes = machine.snapshot()();
+        clock.advance(Duration::from_nanos(100));
+        machine.restore(&bytes).unwrap();
+        assert_eq!(machine.silent_since(&member, Index(2)), Some(Tick(100)), "same replica");
+
+        let mut other = GroupMachine::new(Arc::new(clock));
+        other.restore(&bytes).unwrap();
+        assert_eq!(other.silent_since(&member, Index(2)), Some(Tick(200)), "first seen there now");
+
+        let heard = Command::MarkMembersHeard { term: Term(1), members: vec![member.clone()] };
+        apply(&mut machine, 3, heard);
+        assert_eq!(machine.silent_since(&member, Index(2)), None);
+    }
+
+    #[test]
+    fn unknown_command_stops_the_node() {
+        let mut machine = GroupMachine::new(Arc::new(ManualClock::default()));
+        let at = EntryContext { term: Term(1), index: Index(1) };
+        let payload = Bytes::from_static(&[0x08, 1, 0x1a, 4, 0xa2, 0x06, 1, 0]);
+        let fatal = machine.apply(at, &payload).unwrap_err();
+        assert!(fatal.to_string().starts_with("entry 1: unknown command"), "{fatal}");
+    }
+}

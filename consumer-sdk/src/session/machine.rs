@@ -288,7 +288,7 @@ impl Machine {
             Input::Tick => {}
             Input::Connected => self.connected(now, &mut out),
             Input::ConnectFailed { error } => {
-                tracing::debug!(group = %self.settings.group, member = %self.member, error, "connection failed");
+                self.log_broken(&error);
                 if self.link.is_connecting() {
                     self.pause(now);
                 }
@@ -321,6 +321,16 @@ impl Machine {
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.link == Link::Closed
+    }
+
+    /// Says once that the session is broken; the attempts after the first are for those who look closer.
+    fn log_broken(&self, error: &str) {
+        let (group, member) = (&self.settings.group, &self.member);
+        if self.backoff.is_fresh() {
+            tracing::warn!(%group, %member, error, "session broken, connecting anew");
+        } else {
+            tracing::debug!(%group, %member, error, "session still broken");
+        }
     }
 
     fn received(&mut self, down: v1::SessionDown, now: Tick, out: &mut Vec<Output>) {

@@ -30,6 +30,11 @@ impl Backoff {
         half + half.saturating_mul(share) / (1 << 24)
     }
 
+    /// Whether no pause was taken since the start or the last reset.
+    pub(super) const fn is_fresh(&self) -> bool {
+        self.attempt == 0
+    }
+
     /// Starts again from the shortest pause.
     pub(super) const fn reset(&mut self) {
         self.attempt = 0;

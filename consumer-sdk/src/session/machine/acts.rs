@@ -17,8 +17,12 @@ use crate::session::wire;
 #[derive(Debug)]
 pub(super) struct Acts {
     waiting: BTreeMap<u64, Waiting>,
+    /// Those of `waiting` that were not sent on the present stream.
+    unsent: BTreeSet<u64>,
     /// Grants with a release among `waiting`.
     releasing: BTreeSet<(Partition, Epoch)>,
+    /// Partitions with an `Acquired` among `waiting`, and its request.
+    acquired: BTreeMap<Partition, u64>,
     next_request: u64,
     backoff: Backoff,
 }
@@ -26,8 +30,6 @@ pub(super) struct Acts {
 #[derive(Debug)]
 struct Waiting {
     said: Said,
-    /// Sent on the present stream.
-    is_sent: bool,
     /// Not to be sent before.
     not_before: Option<Tick>,
 }
@@ -65,18 +67,16 @@ impl Acts {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             waiting: BTreeMap::new(),
+            unsent: BTreeSet::new(),
             releasing: BTreeSet::new(),
+            acquired: BTreeMap::new(),
             next_request: 1,
             backoff: Backoff::new(seed.rotate_left(32)),
         }
     }
 
     pub(super) fn next_retry(&self) -> Option<Tick> {
-        self.waiting
-            .values()
-            .filter(|waiting| !waiting.is_sent)
-            .filter_map(|waiting| waiting.not_before)
-            .min()
+        self.unsent.iter().filter_map(|request| self.waiting.get(request)?.not_before).min()
     }
 
     /// Releases grants that ended without the run loop's word; those on their way already are left alone.
@@ -98,40 +98,81 @@ impl Acts {
     }
 
     pub(super) fn forget_acquired(&mut self, of: Partition) {
-        self.waiting.retain(
-            |_, waiting| !matches!(&waiting.said, Said::Acquired { partition, .. } if *partition == of),
-        );
+        if let Some(request) = self.acquired.get(&of) {
+            self.remove(*request);
+        }
+    }
+
+    fn forget_topics(&mut self) {
+        let is_topics = |waiting: &Waiting| matches!(waiting.said, Said::Topics(_));
+        let known = self.waiting.iter().find(|(_, waiting)| is_topics(waiting));
+        if let Some(request) = known.map(|(request, _)| *request) {
+            self.remove(request);
+        }
     }
 
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
+        self.unsent.clear();
         self.releasing.clear();
+        self.acquired.clear();
     }
 
     /// A new stream: everything is said again.
     pub(super) fn unsend(&mut self) {
         for waiting in self.waiting.values_mut() {
-            waiting.is_sent = false;
             waiting.not_before = None;
         }
+        self.unsent = self.waiting.keys().copied().collect();
     }
 
     fn push(&mut self, said: Said) {
-        if let Said::Release(releases) = &said {
-            self.releasing
-                .extend(releases.iter().map(|release| (release.partition, release.epoch)));
-        }
         let request = self.next_request;
         self.next_request += 1;
-        self.waiting.insert(request, Waiting { said, is_sent: false, not_before: None });
+        match &said {
+            Said::Release(releases) => self
+                .releasing
+                .extend(releases.iter().map(|release| (release.partition, release.epoch))),
+            Said::Acquired { partition, .. } => {
+                self.acquired.insert(*partition, request);
+            }
+            Said::Topics(_) | Said::Leave { .. } => {}
+        }
+        self.waiting.insert(request, Waiting { said, not_before: None });
+        self.unsent.insert(request);
     }
 
     fn remove(&mut self, request: u64) {
-        if let Some(Waiting { said: Said::Release(releases), .. }) = self.waiting.remove(&request) {
-            for release in releases {
-                self.releasing.remove(&(release.partition, release.epoch));
+        self.unsent.remove(&request);
+        match self.waiting.remove(&request).map(|waiting| waiting.said) {
+            Some(Said::Release(releases)) => {
+                for release in releases {
+                    self.releasing.remove(&(release.partition, release.epoch));
+                }
+            }
+            Some(Said::Acquired { partition, .. }) => {
+                self.acquired.remove(&partition);
+            }
+            Some(Said::Topics(_) | Said::Leave { .. }) | None => {}
+        }
+    }
+
+    /// Takes what is to be said now.
+    fn take_due(&mut self, now: Tick) -> Vec<v1::SessionUp> {
+        let is_due = |request: &u64| {
+            let not_before = self.waiting.get(request).and_then(|waiting| waiting.not_before);
+            not_before.is_none_or(|not_before| not_before <= now)
+        };
+        let due: Vec<u64> = self.unsent.iter().copied().filter(is_due).collect();
+        let mut ups = Vec::with_capacity(due.len());
+        for request in due {
+            self.unsent.remove(&request);
+            if let Some(waiting) = self.waiting.get_mut(&request) {
+                waiting.not_before = None;
+                ups.push(to_wire(request, &waiting.said));
             }
         }
+        ups
     }
 
     /// The leave takes the releases along that have no answer yet: one message ends it all.
@@ -151,7 +192,6 @@ impl Acts {
         }));
         if releases.len() > limits::REQUEST_PARTITIONS_MAX {
             // Too many for one message: the releases go ahead of the leave, which ends what they do not name.
-            self.waiting.retain(|_, waiting| matches!(waiting.said, Said::Release(_)));
             releases.clear();
         } else {
             self.clear();
@@ -189,19 +229,13 @@ fn to_wire(request: u64, said: &Said) -> v1::SessionUp {
 impl Machine {
     /// Says what is to be said on a live stream.
     pub(super) fn say(&mut self, now: Tick, out: &mut Vec<Output>) {
-        for (request, waiting) in &mut self.acts.waiting {
-            if !waiting.is_sent && waiting.not_before.is_none_or(|not_before| not_before <= now) {
-                waiting.is_sent = true;
-                waiting.not_before = None;
-                out.push(Output::Send(to_wire(*request, &waiting.said)));
-            }
-        }
+        out.extend(self.acts.take_due(now).into_iter().map(Output::Send));
     }
 
     pub(super) fn act(&mut self, act: Act, now: Tick, out: &mut Vec<Output>) {
         match act {
             Act::ReportTopics { topics } => {
-                self.acts.waiting.retain(|_, waiting| !matches!(waiting.said, Said::Topics(_)));
+                self.acts.forget_topics();
                 self.acts.push(Said::Topics(topics.iter().map(wire::topic_report).collect()));
                 self.topics = topics;
             }
@@ -263,8 +297,8 @@ impl Machine {
         let refused = wire::refused(error);
         if refused.code.retry_class() != RetryClass::Never {
             // Nothing happened, or it does no harm twice: the act is said again.
-            waiting.is_sent = false;
             waiting.not_before = Some(now.after(self.acts.backoff.pause()));
+            self.acts.unsent.insert(answer.request);
             return;
         }
         self.acts.remove(answer.request);

@@ -14,6 +14,8 @@ use crate::session::wire::{self, Assigned, Assignment};
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     held: BTreeMap<Partition, Held>,
+    /// No lease of a grant ends before; nothing: none is held.
+    next_end: Option<Tick>,
     /// Highest epoch of each partition that ended here. None at or below it is taken again.
     ended: BTreeMap<Partition, Epoch>,
     /// Highest assignment version seen in this membership.
@@ -36,8 +38,12 @@ struct Held {
 }
 
 impl Grants {
-    pub(super) fn next_end(&self) -> Option<Tick> {
-        self.held.values().map(|held| held.ends_at).min()
+    pub(super) const fn next_end(&self) -> Option<Tick> {
+        self.next_end
+    }
+
+    fn find_next_end(&mut self) {
+        self.next_end = self.held.values().map(|held| held.ends_at).min();
     }
 
     pub(super) fn begin_membership(&mut self) {
@@ -116,10 +122,10 @@ fn lease_end(sent: Tick, length: Duration, lengths: &LeaseSettings) -> Tick {
 impl Machine {
     /// Ends what has run out by `now`, and says so to the coordinator as soon as it can be reached.
     pub(super) fn expire_leases(&mut self, now: Tick, out: &mut Vec<Output>) {
-        let due = |held: &Held| held.ends_at <= now;
-        if !self.grants.held.values().any(due) {
+        if self.grants.next_end.is_none_or(|next_end| now < next_end) {
             return;
         }
+        let due = |held: &Held| held.ends_at <= now;
         let ran_out: Vec<_> = self
             .grants
             .held
@@ -131,6 +137,7 @@ impl Machine {
             self.lose(*partition, *epoch, LostCause::LeaseEnded, out);
         }
         self.acts.release(ran_out, ReleaseReason::LeaseLost);
+        self.grants.find_next_end();
     }
 
     pub(super) fn lose(
@@ -191,6 +198,7 @@ impl Machine {
                 unwanted.push((assigned.partition, assigned.epoch));
             }
         }
+        self.grants.find_next_end();
         // A leave ends them all.
         if !self.leaving {
             self.acts.release(unwanted, ReleaseReason::LeaseLost);

@@ -128,7 +128,7 @@ impl Machine {
             }
             Link::Live(live) => {
                 if live.dead_at(&self.lengths).is_some_and(|dead| now >= dead) {
-                    tracing::debug!(group = %self.settings.group, member = %self.member, "no answer to heartbeats, connecting anew");
+                    self.log_broken("no answer to heartbeats");
                     out.push(Output::Disconnect);
                     self.pause(now);
                 }
@@ -212,7 +212,10 @@ impl Machine {
         if matches!(self.link, Link::Waiting { .. } | Link::Closed) {
             return;
         }
-        let Some(error) = error else { return self.pause(now) };
+        let Some(error) = error else {
+            self.log_broken("the stream ended");
+            return self.pause(now);
+        };
         let refused = wire::refused(error);
         match refused.code.retry_class() {
             RetryClass::Never => {
@@ -222,7 +225,6 @@ impl Machine {
             }
             RetryClass::OtherNode | RetryClass::AfterBackoff | RetryClass::Unknown => {}
         }
-        tracing::debug!(group = %self.settings.group, member = %self.member, error = %refused, "session broken");
         if !error.leader_address.is_empty() {
             self.addresses.leader = Some(error.leader_address.clone());
             if self.addresses.redirects < REDIRECTS_MAX {
@@ -231,6 +233,7 @@ impl Machine {
                 return self.acts.unsend();
             }
         }
+        self.log_broken(&refused.to_string());
         self.pause(now);
     }
 

@@ -1,0 +1,214 @@
+//! What a cluster promises while nodes come and go.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_is_applied_on_every_node_in_the_same_order() {
+    let cluster = Cluster::of(3).await;
+    let leader = cluster.node(cluster.leader().await);
+    let texts = texts(50);
+    let replies = join_all(texts.iter().map(|text| leader.propose(bytes(text), None))).await;
+    let mut counts: Vec<usize> = replies.into_iter().map(|reply| reply.unwrap().1).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, (1..=50).collect::<Vec<_>>());
+    let mut agreed = cluster.agree_on(50).await;
+    agreed.sort();
+    let mut wanted: Vec<Bytes> = texts.iter().map(|text| bytes(text)).collect();
+    wanted.sort();
+    assert_eq!(agreed, wanted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acknowledged_writes_survive_the_death_of_the_raft_leader() {
+    let mut cluster = Cluster::of(3).await;
+    let first = cluster.leader().await;
+    let term = cluster.node(first).leadership().borrow().term;
+    for text in texts(10) {
+        cluster.write(&text).await;
+    }
+    cluster.kill(first).await;
+    let second = cluster.leader().await;
+    assert!(second != first && cluster.node(second).leadership().borrow().term > term);
+    cluster.write("after").await;
+    let mut wanted: Vec<Bytes> = texts(10).iter().map(|text| bytes(text)).collect();
+    wanted.push(bytes("after"));
+    assert_eq!(cluster.agree_on(11).await, wanted);
+    cluster.restart(first).await;
+    assert_eq!(cluster.agree_on(11).await, wanted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_was_killed_as_a_whole_comes_back_with_its_state() {
+    let mut cluster = Cluster::of(3).await;
+    for text in texts(10) {
+        cluster.write(&text).await;
+    }
+    let before = cluster.agree_on(10).await;
+    for at in 0..3 {
+        cluster.kill(at).await;
+    }
+    for at in 0..3 {
+        cluster.restart(at).await;
+    }
+    assert_eq!(cluster.agree_on(10).await, before);
+    cluster.write("after").await;
+    assert_eq!(cluster.agree_on(11).await.len(), 11);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_away_while_the_log_was_purged_gets_a_snapshot() {
+    let mut cluster = Cluster::of(3).await;
+    cluster.write("before").await;
+    let away = (cluster.leader().await + 1) % 3;
+    let seen = cluster.node(away).status().last_log;
+    cluster.kill(away).await;
+    // More than one piece of a snapshot.
+    let large = "x".repeat(400_000);
+    for _ in 0..5 {
+        cluster.write(&large).await;
+    }
+    cluster.agree_on(6).await;
+    for node in cluster.running() {
+        node.write_snapshot().await;
+        wait("the log to be purged", || (node.status().purged > seen).then_some(())).await;
+    }
+    cluster.restart(away).await;
+    assert_eq!(cluster.agree_on(6).await.len(), 6);
+    let came = || (cluster.node(away).status().snapshot > seen).then_some(());
+    wait("the snapshot to be told of", came).await;
+    // It is on its disk, too.
+    cluster.kill(away).await;
+    cluster.restart(away).await;
+    assert_eq!(cluster.agree_on(6).await.len(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_raft_leader_without_a_quorum_neither_acknowledges_nor_reads() {
+    let cluster = Plan::new(3).await.tune(|tuning| {
+        tuning.propose_timeout = Duration::from_millis(700);
+        tuning.proposals_max = 1;
+    });
+    let mut cluster = cluster.start().await;
+    cluster.write("before").await;
+    let leader = cluster.leader().await;
+    cluster.kill((leader + 1) % 3).await;
+    cluster.kill((leader + 2) % 3).await;
+    let node = cluster.node(leader);
+    let (first, second, read) = tokio::join!(
+        node.propose(bytes("lost"), None),
+        node.propose(bytes("too many"), None),
+        node.linearize(Duration::from_millis(500)),
+    );
+    assert!(matches!(first, Err(ProposeError::Unknown | ProposeError::NoLeader)), "{first:?}");
+    assert_eq!(second, Err(ProposeError::Overloaded));
+    assert_eq!(read, Err(LinearizeError::TimedOut));
+    assert_eq!(state(node), [bytes("before")]);
+    // The leader's lease has run out by now: nothing is even appended.
+    assert_eq!(node.propose(bytes("later"), None).await, Err(ProposeError::NoLeader));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_names_the_raft_leader_and_does_nothing() {
+    let cluster = Cluster::of(3).await;
+    cluster.write("before").await;
+    let leader = cluster.leader().await;
+    let follower = cluster.node((leader + 1) % 3);
+    wait("the follower to know", || follower.leadership().borrow().leader).await;
+    let address = Some(format!("client-of-{}", leader + 1));
+    let refused = follower.propose(bytes("no"), None).await;
+    assert_eq!(refused, Err(ProposeError::NotLeader { leader: address.clone() }));
+    let refused = follower.linearize(PATIENCE).await;
+    assert_eq!(refused, Err(LinearizeError::NotLeader { leader: address }));
+    let read = cluster.node(leader).linearize(PATIENCE).await.unwrap();
+    assert!(*cluster.node(leader).applied().borrow() >= read);
+    assert_eq!(state(cluster.node(leader)).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proposal_for_another_term_is_refused() {
+    let cluster = Cluster::of(1).await;
+    let node = cluster.node(cluster.leader().await);
+    let term = node.leadership().borrow().term;
+    let refused = node.propose(bytes("late"), Some(Term(term.0 - 1))).await;
+    assert_eq!(refused, Err(ProposeError::NotLeader { leader: Some("client-of-1".to_owned()) }));
+    node.propose(bytes("now"), Some(term)).await.unwrap();
+    assert_eq!(state(node), [bytes("now")]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leadership_moves_on_request_and_both_sides_hear_of_it() {
+    let cluster = Cluster::of(3).await;
+    cluster.write("before").await;
+    let old = cluster.leader().await;
+    let term = cluster.node(old).leadership().borrow().term;
+    let target = NodeId(((old + 1) % 3) as u64 + 1);
+    let moved = cluster.node(old).transfer_leadership(Some(target), PATIENCE).await;
+    assert_eq!(moved, Ok(target));
+    assert!(!leads(cluster.node(old)));
+    let new = cluster.leader().await;
+    assert_eq!(NodeId(new as u64 + 1), target);
+    let now = cluster.node(new).leadership().borrow().clone();
+    assert!(now.term > term, "{now:?}");
+    // Being the leader means that the first entry of the term is applied.
+    let status = cluster.node(new).status();
+    assert_eq!(status.applied, status.last_log);
+    assert_eq!(
+        cluster.node(old).transfer_leadership(None, PATIENCE).await,
+        Err(TransferError::NotLeader)
+    );
+    cluster.write("after").await;
+    cluster.agree_on(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_that_cannot_go_on_stops_the_node_with_its_words() {
+    for (payload, words) in [("fatal", "the toy broke"), ("panic", "the toy panicked")] {
+        let cluster = Cluster::of(1).await;
+        let node = cluster.node(cluster.leader().await);
+        let outcome = node.propose(bytes(payload), None).await;
+        assert!(matches!(outcome, Err(ProposeError::Unknown)), "{outcome:?}");
+        let reason = timeout(PATIENCE, node.stopped()).await.unwrap();
+        let StopReason::Failed(text) = &reason else { panic!("{reason:?}") };
+        assert!(text.contains(words), "{text}");
+        assert_eq!(node.propose(bytes("more"), None).await, Err(ProposeError::Stopped));
+        assert!(!leads(node));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_frees_the_folder_and_is_told() {
+    let mut cluster = Cluster::of(1).await;
+    cluster.write("before").await;
+    let node = cluster.nodes[0].take().unwrap();
+    node.shutdown().await;
+    assert_eq!(node.stopped().await, StopReason::Shutdown);
+    cluster.restart(0).await;
+    cluster.write("after").await;
+    assert_eq!(state(cluster.node(0)), [bytes("before"), bytes("after")]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_has_grown_is_replaced_by_a_snapshot() {
+    let plan = Plan::new(1).await.tune(|tuning| {
+        tuning.snapshot_wal_bytes = 200_000;
+        tuning.wal_chunk_bytes = 50_000;
+    });
+    let mut cluster = plan.start().await;
+    let text = "x".repeat(20_000);
+    for _ in 0..15 {
+        cluster.write(&text).await;
+    }
+    wait("a smaller log", || (cluster.node(0).status().wal_bytes < 150_000).then_some(())).await;
+    cluster.kill(0).await;
+    cluster.restart(0).await;
+    assert_eq!(cluster.agree_on(15).await.len(), 15);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_payload_that_is_too_large_is_refused() {
+    let cluster = Cluster::of(1).await;
+    let node = cluster.node(cluster.leader().await);
+    let size_bytes = PAYLOAD_BYTES_MAX + 1;
+    let refused = node.propose(vec![0; size_bytes].into(), None).await;
+    assert_eq!(refused, Err(ProposeError::TooLarge { size_bytes }));
+}

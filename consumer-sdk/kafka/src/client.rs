@@ -61,17 +61,24 @@ impl Client {
     }
 
     /// Starts to fetch a partition at its position, by an explicit offset.
+    ///
+    /// Led before, so that no record ever comes on the client's own queue. Led again after: the end of an earlier
+    /// assignment runs late on librdkafka's thread and undoes the first; records then wait in the partition's queue.
     pub(crate) fn assign(&mut self, part: &Part) -> KafkaResult<()> {
-        let queue = PartitionQueue::lead(
-            self.consumer.client(),
-            part.topic.as_str(),
-            part.index(),
-            &self.fan_in,
-        )
-        .ok_or_else(|| KafkaError::ClientCreation("partition queue not available".into()))?;
+        let client = self.consumer.client();
+        let queue = PartitionQueue::new(client, part.topic.as_str(), part.index())
+            .ok_or_else(|| KafkaError::ClientCreation("partition queue not available".into()))?;
+        queue.lead(&self.fan_in);
         self.consumer.incremental_assign(&list(part, Offset::Offset(part.next.signed()))?)?;
+        queue.lead(&self.fan_in);
         self.assigned.insert(part.partition, queue);
         Ok(())
+    }
+
+    /// Leads every assigned partition into the fan-in once more, should the end of an earlier assignment have come
+    /// even later.
+    pub(crate) fn lead_all(&self) {
+        self.assigned.values().for_each(|queue| queue.lead(&self.fan_in));
     }
 
     /// Stops to fetch a partition. Messages of it that were fetched before are never taken after this returned.

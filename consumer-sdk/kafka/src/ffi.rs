@@ -83,24 +83,22 @@ impl Drop for FanIn {
 pub(crate) struct PartitionQueue(QueuePointer);
 
 impl PartitionQueue {
-    /// Leads the partition's records into `fan_in`. To be called before the partition is assigned, or its first
-    /// records may come on the client's own queue.
-    pub(crate) fn lead<C: ClientContext>(
+    pub(crate) fn new<C: ClientContext>(
         client: &Client<C>,
         topic: &str,
         index: i32,
-        fan_in: &FanIn,
     ) -> Option<Self> {
         let topic = CString::new(topic).ok()?;
         // SAFETY: client and text are alive during the call; a queue that is not null is ours to destroy.
         let queue =
             unsafe { rd::rd_kafka_queue_get_partition(client.native_ptr(), topic.as_ptr(), index) };
-        if queue.is_null() {
-            return None;
-        }
+        (!queue.is_null()).then_some(Self(QueuePointer(queue)))
+    }
+
+    /// Leads the partition's records into `fan_in`, those that wait in the queue as well, in order.
+    pub(crate) fn lead(&self, fan_in: &FanIn) {
         // SAFETY: both queues are alive.
-        unsafe { rd::rd_kafka_queue_forward(queue, fan_in.queue.0) };
-        Some(Self(QueuePointer(queue)))
+        unsafe { rd::rd_kafka_queue_forward(self.0.0, fan_in.queue.0) };
     }
 }
 

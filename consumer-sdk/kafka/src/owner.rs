@@ -178,6 +178,13 @@ impl Owner {
         from: NextOffset,
         read_ahead: ReadAhead,
     ) -> Result<RecordStream, SourceError> {
+        let index = i32::try_from(partition.index.get()).unwrap_or(i32::MAX);
+        // A reader that dropped its stream without a close has closed it.
+        if let Some(left) = self.route(Some(topic.as_str()), index)
+            && self.parts.get(&left).is_some_and(Part::is_gone)
+        {
+            self.close(left);
+        }
         let (part, stream) = Part::new(topic.clone(), partition, from, read_ahead, Instant::now());
         let route = self.routes.entry(topic.as_str().to_owned()).or_default();
         if let Some(open) = route.get(&part.index()) {
@@ -303,7 +310,7 @@ impl Owner {
             self.fail(partition, SourceError::UnknownPartition { topic, index });
         } else if is_final(code) {
             self.fail(partition, SourceError::Fatal(message.reason().into()));
-        } else {
+        } else if code != RDKafkaErrorCode::PartitionEOF {
             tracing::info!(%topic, partition = index, %code, reason = message.reason(), "partition error that may pass");
         }
     }
@@ -369,6 +376,7 @@ impl Owner {
         let now = Instant::now();
         self.watched_at = now;
         let Some(client) = &self.client else { return };
+        client.lead_all();
         let (mut gone, mut stalled) = (Vec::new(), Vec::new());
         for (partition, part) in &mut self.parts {
             if part.is_gone() {

@@ -172,3 +172,86 @@ impl Part {
         self.progress_at = now;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tenure_model::{PartitionIndex, TopicId};
+    use tenure_sdk::source::Fetched;
+
+    use super::*;
+
+    fn part(limit: ReadAhead, now: Instant) -> (Part, RecordStream) {
+        let topic = TopicName::new("t").unwrap();
+        let index = PartitionIndex::new(0).unwrap();
+        let partition = Partition { topic_id: TopicId::of_name(&topic), index };
+        Part::new(topic, partition, NextOffset::ZERO, limit, now)
+    }
+
+    fn record(part: &Part, offset: u64, size_bytes: usize) -> Record {
+        Record {
+            partition: part.partition,
+            topic: part.topic.clone(),
+            offset: NextOffset::new(offset).unwrap(),
+            timestamp_ms: None,
+            key: None,
+            value: Some(vec![0; size_bytes].into()),
+            headers: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn stall_is_seen_only_with_records_to_read_and_ever_more_rarely_until_one_comes() {
+        let start = Instant::now();
+        let (mut part, _stream) = part(ReadAhead::default(), start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!part.is_stalled(Some(0), at(100)), "nothing to read");
+        assert!(!part.is_stalled(Some(5), at(109)), "not yet");
+        assert!(part.is_stalled(Some(5), at(110)));
+        assert!(!part.is_stalled(Some(5), at(129)), "twice as long the second time");
+        assert!(part.is_stalled(Some(5), at(130)));
+        part.accept(record(&part, 3, 1), at(131));
+        assert!(!part.is_stalled(Some(5), at(140)), "a record came");
+        assert!(part.is_stalled(None, at(141)), "no fetch was ever answered");
+        part.parked = true;
+        assert!(!part.is_stalled(Some(5), at(1000)), "parked on purpose");
+    }
+
+    #[test]
+    fn reader_that_is_behind_in_bytes_parks_its_partition_until_half_has_gone() {
+        let now = Instant::now();
+        let (mut part, mut stream) = part(ReadAhead { records: 1000, bytes: 100 }, now);
+        for offset in 0..20 {
+            part.accept(record(&part, offset, 10), now);
+        }
+        assert_eq!(part.flush(), Step::Park);
+        part.parked = true;
+        assert_eq!(part.flush(), Step::None, "the reader has taken nothing");
+        assert!(stream.try_recv().is_ok(), "the reader takes all there is, in one chunk");
+        assert_eq!(part.flush(), Step::Unpark);
+    }
+
+    #[test]
+    fn failure_comes_after_all_records_that_were_fetched_before() {
+        let now = Instant::now();
+        let (mut part, mut stream) = part(ReadAhead { records: 2, bytes: 100 }, now);
+        for offset in 0..3 {
+            part.accept(record(&part, offset, 10), now);
+        }
+        part.fail(SourceError::Transient("x".into()));
+        assert!(!part.wants(3));
+        assert_eq!(part.flush(), Step::None);
+        let mut offsets = Vec::new();
+        let mut last = Step::None;
+        while let Ok(item) = stream.try_recv() {
+            match item {
+                Fetched::Records(records) => offsets.extend(records.iter().map(|r| r.offset.get())),
+                Fetched::Failed(_) => offsets.push(u64::MAX),
+            }
+            if last == Step::None {
+                last = part.flush();
+            }
+        }
+        assert_eq!(offsets, [0, 1, 2, u64::MAX]);
+        assert_eq!(last, Step::Remove);
+    }
+}

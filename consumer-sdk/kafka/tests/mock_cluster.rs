@@ -184,6 +184,18 @@ async fn open_partition_is_not_opened_twice_and_stays_open_when_that_is_tried() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn stream_that_is_dropped_without_a_close_leaves_the_partition_free() {
+    let setup = Setup::new(1, 1000).await;
+    // Without a pause between the end of one assignment and the next: the partition once went mute by that.
+    let begun = Instant::now();
+    for from in 0..100 {
+        let mut stream = setup.open(0, from, 10).await;
+        read_through(&mut stream, from, from + 1).await;
+    }
+    eprintln!("100 times opened again at once: {:?}", begun.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_reader_holds_up_no_other_partition_and_misses_nothing() {
     let setup = Setup::new(4, 20_000).await;
     let mut slow = setup.open(0, 0, 100).await;

@@ -1,0 +1,212 @@
+//! The source against a real broker, named by `KAFKA_BOOTSTRAP`; skipped without.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::{Duration, Instant, SystemTime};
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use tenure_kafka::producer::{NewRecord, Producer};
+use tenure_kafka::{KafkaSettings, KafkaSource};
+use tenure_model::{NextOffset, Partition, PartitionIndex, TopicId, TopicName};
+use tenure_sdk::source::{
+    Fetched, ReadAhead, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Broker {
+    bootstrap: String,
+    admin: AdminClient<DefaultClientContext>,
+    source: KafkaSource,
+    topic: TopicName,
+}
+
+impl Broker {
+    /// The broker of the environment and a topic name of its own, or nothing.
+    fn named(test: &str) -> Option<Self> {
+        let Ok(bootstrap) = std::env::var("KAFKA_BOOTSTRAP") else {
+            eprintln!("SKIPPED {test}: KAFKA_BOOTSTRAP is not set");
+            return None;
+        };
+        let admin = ClientConfig::new().set("bootstrap.servers", &bootstrap).create().unwrap();
+        let source = KafkaSource::new(KafkaSettings::new(&bootstrap)).unwrap();
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let topic = TopicName::new(&format!("tenure-{test}-{}", since.as_nanos())).unwrap();
+        Some(Self { bootstrap, admin, source, topic })
+    }
+
+    async fn create(&self, partitions: i32) {
+        let topic = NewTopic::new(self.topic.as_str(), partitions, TopicReplication::Fixed(1));
+        let limit = Instant::now() + PATIENCE;
+        // A deletion that is under way refuses the name for a moment.
+        while self.admin.create_topics([&topic], &AdminOptions::new()).await.unwrap()[0].is_err() {
+            assert!(Instant::now() < limit, "topic is not created");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn delete(&self) {
+        let deleted =
+            self.admin.delete_topics(&[self.topic.as_str()], &AdminOptions::new()).await.unwrap();
+        assert!(deleted[0].is_ok(), "{deleted:?}");
+    }
+
+    async fn look_up(&self) -> Vec<TopicInfo> {
+        self.source.topics(std::slice::from_ref(&self.topic)).await.unwrap()
+    }
+
+    /// Waits until the topic is there (in another life than `before`).
+    async fn id(&self, before: Option<TopicId>) -> TopicId {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < limit, "topic is not seen");
+            match self.source.topics(std::slice::from_ref(&self.topic)).await.as_deref() {
+                Ok([info]) if Some(info.topic_id) != before => return info.topic_id,
+                Ok(_) | Err(SourceError::Transient(_)) => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    async fn produce(&self, count: u64) {
+        let (bootstrap, topic) = (self.bootstrap.clone(), self.topic.clone());
+        let index = PartitionIndex::new(0).unwrap();
+        let write = move || {
+            let records = (0..count).map(|number| NewRecord::new(index, "k", &number.to_string()));
+            Producer::new(&bootstrap).unwrap().produce(&topic, records).unwrap()
+        };
+        assert_eq!(tokio::task::spawn_blocking(write).await.unwrap(), count);
+    }
+
+    async fn open(&self, topic_id: TopicId, from: u64) -> RecordStream {
+        let partition = partition(topic_id);
+        let from = NextOffset::new(from).unwrap();
+        self.source.open(&self.topic, partition, from, ReadAhead::default()).await.unwrap()
+    }
+}
+
+fn partition(topic_id: TopicId) -> Partition {
+    Partition { topic_id, index: PartitionIndex::new(0).unwrap() }
+}
+
+async fn item(stream: &mut RecordStream) -> Fetched {
+    let item = tokio::time::timeout(PATIENCE, stream.recv()).await.expect("an item in time");
+    item.expect("the stream goes on")
+}
+
+async fn values(stream: &mut RecordStream, count: usize) -> Vec<String> {
+    let mut values = Vec::new();
+    while values.len() < count {
+        match item(stream).await {
+            Fetched::Records(records) => values.extend(
+                records.iter().map(|r| String::from_utf8_lossy(r.value.as_ref().unwrap()).into()),
+            ),
+            Fetched::Failed(error) => panic!("{error}"),
+        }
+    }
+    values
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topic_that_is_created_again_has_another_id_and_its_old_stream_ends() {
+    let Some(broker) = Broker::named("recreated") else { return };
+    broker.create(1).await;
+    let first = broker.id(None).await;
+    assert_ne!(first, TopicId::of_name(&broker.topic), "the id is the broker's");
+    assert_eq!(broker.look_up().await[0].topic_id, first, "the id is stable");
+    broker.produce(10).await;
+    let mut stream = broker.open(first, 0).await;
+    assert_eq!(values(&mut stream, 10).await.len(), 10);
+
+    broker.delete().await;
+    broker.create(1).await;
+    let second = broker.id(Some(first)).await;
+    let ended = loop {
+        match item(&mut stream).await {
+            Fetched::Records(_) => {}
+            Fetched::Failed(error) => break error,
+        }
+    };
+    eprintln!("the stream of the first life ended with: {ended}");
+    assert!(
+        matches!(
+            ended,
+            SourceError::OtherTopicId { .. }
+                | SourceError::UnknownPartition { .. }
+                | SourceError::OutOfRange { .. }
+        ),
+        "{ended:?}"
+    );
+    broker.produce(3).await;
+    let refused = broker
+        .source
+        .open(&broker.topic, partition(first), NextOffset::ZERO, ReadAhead::default())
+        .await;
+    assert!(matches!(refused, Err(SourceError::OtherTopicId { .. })), "{refused:?}");
+    assert_eq!(values(&mut broker.open(second, 0).await, 3).await, ["0", "1", "2"]);
+    broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn absent_topic_is_left_out() {
+    let Some(broker) = Broker::named("absent") else { return };
+    assert_eq!(broker.look_up().await, []);
+    let partition = partition(TopicId::from_bits(1));
+    let start = broker.source.start(&broker.topic, partition, ResetPolicy::Latest).await;
+    assert!(matches!(start, Err(SourceError::UnknownPartition { .. })), "{start:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn aborted_records_are_skipped_and_the_gap_is_no_loss() {
+    let Some(broker) = Broker::named("transactions") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    let topic = broker.topic.clone();
+    let bootstrap = broker.bootstrap.clone();
+    let write = move || {
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", bootstrap)
+            .set("transactional.id", topic.as_str())
+            .create()
+            .unwrap();
+        producer.init_transactions(PATIENCE).unwrap();
+        for (value, commit) in [("a", true), ("lost", false), ("b", true)] {
+            producer.begin_transaction().unwrap();
+            let record = BaseRecord::<(), str>::to(topic.as_str()).partition(0).payload(value);
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+            if commit {
+                producer.commit_transaction(PATIENCE).unwrap();
+            } else {
+                producer.flush(PATIENCE).unwrap();
+                producer.abort_transaction(PATIENCE).unwrap();
+            }
+        }
+    };
+    tokio::task::spawn_blocking(write).await.unwrap();
+    assert_eq!(values(&mut broker.open(id, 0).await, 2).await, ["a", "b"]);
+    broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn offset_out_of_range_is_said_and_watermarks_are_the_start() {
+    let Some(broker) = Broker::named("range") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    broker.produce(7).await;
+    for (policy, wanted) in [(ResetPolicy::Earliest, 0), (ResetPolicy::Latest, 7)] {
+        let start = broker.source.start(&broker.topic, partition(id), policy).await.unwrap();
+        assert_eq!(start.get(), wanted);
+    }
+    let ended = item(&mut broker.open(id, 500).await).await;
+    assert!(
+        matches!(&ended, Fetched::Failed(SourceError::OutOfRange { wanted, .. }) if wanted.get() == 500),
+        "{ended:?}"
+    );
+    broker.source.shutdown(PATIENCE).await;
+    broker.delete().await;
+}

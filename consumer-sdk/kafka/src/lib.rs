@@ -10,6 +10,7 @@
     reason = "batches, partition errors and topic ids are reached through librdkafka's C interface only"
 )]
 
+mod checker;
 mod client;
 mod convert;
 mod ffi;

@@ -13,6 +13,7 @@ use tenure_model::{NextOffset, Partition, TopicId, TopicName};
 use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
 use tokio::sync::oneshot;
 
+use crate::checker::{CHECK_INTERVAL, Checker};
 use crate::client::{Client, Stray};
 use crate::convert::{is_final, is_unknown, record};
 use crate::ffi::{Message, Waker};
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     Close { partition: Partition, reply: oneshot::Sender<()> },
     /// A look-up found the topic with this id.
     TopicSeen { topic: TopicName, topic_id: TopicId },
+    /// The topic does not exist any more.
+    TopicGone { topic: TopicName },
     /// Drop the client and end.
     Stop { reply: Stopped },
     /// Make the client fail for good.
@@ -59,27 +62,28 @@ pub(crate) struct Owner {
     settings: KafkaSettings,
     waker: Arc<Waker>,
     commands: Receiver<Command>,
+    checker: Checker,
     /// Absent between a fatal error and the next attempt.
     client: Option<Client>,
     client_count: u64,
     parts: BTreeMap<Partition, Part>,
     /// Which open partition is meant by a topic's name and an index.
-    routes: BTreeMap<TopicKey, BTreeMap<i32, Partition>>,
+    routes: BTreeMap<String, BTreeMap<i32, Partition>>,
     /// Partitions that need a visit although nothing was fetched for them.
     waiting: BTreeSet<Partition>,
     events_at: Instant,
     watched_at: Instant,
+    checked_at: Instant,
     rebuilt_at: Instant,
     rebuild_after: Duration,
 }
-
-type TopicKey = String;
 
 impl Owner {
     pub(crate) fn new(
         settings: KafkaSettings,
         waker: Arc<Waker>,
         commands: Receiver<Command>,
+        checker: Checker,
         client: Client,
     ) -> Self {
         let now = Instant::now();
@@ -87,6 +91,7 @@ impl Owner {
             settings,
             waker,
             commands,
+            checker,
             client: Some(client),
             client_count: 1,
             parts: BTreeMap::new(),
@@ -94,6 +99,7 @@ impl Owner {
             waiting: BTreeSet::new(),
             events_at: now,
             watched_at: now,
+            checked_at: now,
             rebuilt_at: now,
             rebuild_after: REBUILD_AFTER_MIN,
         }
@@ -123,6 +129,7 @@ impl Owner {
             for partition in self.waiting.clone() {
                 self.flush(partition);
             }
+            self.check_topics();
             let wait = if self.waiting.is_empty() { WAIT_IDLE } else { WAIT_BEHIND };
             let Some(client) = &self.client else {
                 match self.commands.recv_timeout(wait) {
@@ -161,6 +168,7 @@ impl Owner {
                 }
             }
             Command::TopicSeen { topic, topic_id } => self.fail_other_lives(&topic, topic_id),
+            Command::TopicGone { topic } => self.fail_deleted(&topic),
             Command::Stop { .. } => unreachable!("the loop ends at a stop"),
             #[cfg(test)]
             Command::Break => self.client.as_ref().expect("a client").break_for_good(),
@@ -243,8 +251,9 @@ impl Owner {
 
     fn fail(&mut self, partition: Partition, error: SourceError) {
         self.unassign(partition);
-        if let Some(part) = self.parts.get_mut(&partition) {
-            tracing::warn!(topic = %part.topic, partition = %partition.index, %error, "partition cannot go on");
+        if let Some(part) = self.parts.get_mut(&partition).filter(|part| !part.has_failed()) {
+            let topic = &part.topic;
+            tracing::warn!(%topic, partition = %partition.index, %error, "partition cannot go on");
             part.fail(error);
             self.waiting.insert(partition);
         }
@@ -257,6 +266,14 @@ impl Owner {
         for partition in others {
             let wanted = partition.topic_id;
             self.fail(partition, SourceError::OtherTopicId { topic: topic.clone(), wanted, found });
+        }
+    }
+
+    fn fail_deleted(&mut self, topic: &TopicName) {
+        let route = self.routes.get(topic.as_str()).into_iter().flat_map(BTreeMap::values);
+        for partition in route.copied().collect::<Vec<Partition>>() {
+            let (topic, index) = (topic.clone(), partition.index.get());
+            self.fail(partition, SourceError::UnknownPartition { topic, index });
         }
     }
 
@@ -311,7 +328,8 @@ impl Owner {
         } else if is_final(code) {
             self.fail(partition, SourceError::Fatal(message.reason().into()));
         } else if code != RDKafkaErrorCode::PartitionEOF {
-            tracing::info!(%topic, partition = index, %code, reason = message.reason(), "partition error that may pass");
+            let reason = message.reason();
+            tracing::info!(%topic, partition = index, %code, reason, "partition error that may pass");
         }
     }
 
@@ -355,7 +373,8 @@ impl Owner {
     fn take_stray(&mut self, stray: &Stray) {
         let Some(partition) = self.route(Some(&stray.topic), stray.index) else { return };
         let Some(part) = self.parts.get(&partition) else { return };
-        tracing::warn!(topic = %part.topic, partition = stray.index, offset = stray.offset, "record on the queue of events");
+        let (topic, offset) = (&part.topic, stray.offset);
+        tracing::warn!(%topic, partition = stray.index, offset, "record on the queue of events");
         if part.wants(stray.offset) {
             self.assign_anew(partition);
         } else if stray.offset >= part.from.signed() {
@@ -368,6 +387,17 @@ impl Owner {
         if self.parts.get(&partition).is_some_and(Part::is_assigned) {
             self.unassign(partition);
             self.assign_open(partition);
+        }
+    }
+
+    fn check_topics(&mut self) {
+        if self.checked_at.elapsed() < CHECK_INTERVAL {
+            return;
+        }
+        self.checked_at = Instant::now();
+        let topics: BTreeSet<&TopicName> = self.parts.values().map(|part| &part.topic).collect();
+        if !topics.is_empty() {
+            self.checker.ask(topics.into_iter().cloned().collect());
         }
     }
 

@@ -88,6 +88,11 @@ impl Part {
         !self.parked && self.failure.is_none()
     }
 
+    /// Whether its reader is told, or about to be told, that it cannot go on.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// Whether it needs a visit although nothing was fetched for it.
     pub(crate) fn is_waiting(&self) -> bool {
         self.parked || !self.held.is_empty() || self.failure.is_some()

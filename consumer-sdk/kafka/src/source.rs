@@ -12,6 +12,7 @@ use tenure_sdk::source::{
 };
 use tokio::sync::oneshot;
 
+use crate::checker::Checker;
 use crate::client::Client;
 use crate::ffi::Waker;
 use crate::lookup::{LOOKUP_TIMEOUT, Lookup};
@@ -36,9 +37,16 @@ pub enum StartError {
 ///
 /// A stream holds up to its [`ReadAhead`]. Behind it are kept back, while the reader is slower than the broker, up to
 /// as many bytes again or four times as many records (at least 1024), plus one batch of 512 records; beyond that the
-/// partition alone is no longer fetched until half of it has gone. A broker that is away
-/// only shows as silence: streams go on when it is back. A client that fails for good is replaced, and every open
-/// partition goes on at its position. Dropping the source ends all streams.
+/// partition alone is no longer fetched until half of it has gone.
+///
+/// A broker that is away only shows as silence: streams go on when it is back. A client that fails for good is
+/// replaced, and every open partition goes on at its position.
+///
+/// Open topics are looked up once a second. The stream of one that was created again fails with
+/// [`SourceError::OtherTopicId`], of one that was deleted with [`SourceError::UnknownPartition`] after three such
+/// look-ups; until then records of a new life at the same offsets may pass for those of the old one.
+///
+/// Dropping the source ends all streams.
 pub struct KafkaSource {
     commands: Sender<Command>,
     waker: Arc<Waker>,
@@ -54,12 +62,13 @@ impl KafkaSource {
     pub fn new(settings: KafkaSettings) -> Result<Self, StartError> {
         settings.validate()?;
         let waker = Arc::new(Waker::default());
-        let lookup = Lookup::new(&settings)?;
+        let lookup = Arc::new(Lookup::new(&settings)?);
         let client = Client::new(&settings, &waker)?;
         let (commands, queue) = std::sync::mpsc::channel();
-        let owner = Owner::new(settings, Arc::clone(&waker), queue, client);
+        let checker = Checker::start(Arc::clone(&lookup), commands.clone(), Arc::clone(&waker))?;
+        let owner = Owner::new(settings, Arc::clone(&waker), queue, checker, client);
         std::thread::Builder::new().name("tenure-kafka".into()).spawn(move || owner.run())?;
-        Ok(Self { commands, waker, lookup: Mutex::new(Some(Arc::new(lookup))) })
+        Ok(Self { commands, waker, lookup: Mutex::new(Some(lookup)) })
     }
 
     /// Hands a command to the owner thread; false when that has ended.
@@ -106,7 +115,6 @@ impl RecordSource for KafkaSource {
         Box::pin(async move {
             let names = names.to_vec();
             let found = self.look_up(move |lookup| lookup.topics(&names)).await?;
-            // A deleted topic gives a reader no error (seen on Kafka 4.3), so the look-up has to tell it.
             for TopicInfo { topic, topic_id, .. } in &found {
                 self.send(Command::TopicSeen { topic: topic.clone(), topic_id: *topic_id });
             }

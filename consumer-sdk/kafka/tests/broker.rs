@@ -1,6 +1,7 @@
 //! The source against a real broker, named by `KAFKA_BOOTSTRAP`; skipped without.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -149,6 +150,38 @@ async fn topic_that_is_created_again_has_another_id_and_its_old_stream_ends() {
         .await;
     assert!(matches!(refused, Err(SourceError::OtherTopicId { .. })), "{refused:?}");
     assert_eq!(values(&mut broker.open(second, 0).await, 3).await, ["0", "1", "2"]);
+    broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_topic_ends_its_stream_without_anyone_asking() {
+    let Some(broker) = Broker::named("deleted") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    broker.produce(10).await;
+    let mut stream = broker.open(id, 0).await;
+    assert_eq!(values(&mut stream, 10).await.len(), 10);
+    broker.delete().await;
+    let ended = item(&mut stream).await;
+    let Fetched::Failed(SourceError::UnknownPartition { index: 0, .. }) = ended else {
+        panic!("{ended:?}");
+    };
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topic_that_is_created_again_ends_its_old_stream_without_anyone_asking() {
+    let Some(broker) = Broker::named("silently-recreated") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    // Offset 0 is in range in both lives, so nothing but the id tells them apart.
+    let mut stream = broker.open(id, 0).await;
+    broker.delete().await;
+    broker.create(1).await;
+    let ended = item(&mut stream).await;
+    assert!(
+        matches!(&ended, Fetched::Failed(SourceError::OtherTopicId { wanted, .. }) if *wanted == id),
+        "{ended:?}"
+    );
     broker.delete().await;
 }
 

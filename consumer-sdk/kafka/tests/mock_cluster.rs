@@ -188,11 +188,11 @@ async fn stream_that_is_dropped_without_a_close_leaves_the_partition_free() {
     let setup = Setup::new(1, 1000).await;
     // Without a pause between the end of one assignment and the next: the partition once went mute by that.
     let begun = Instant::now();
-    for from in 0..100 {
+    for from in 0..30 {
         let mut stream = setup.open(0, from, 10).await;
         read_through(&mut stream, from, from + 1).await;
     }
-    eprintln!("100 times opened again at once: {:?}", begun.elapsed());
+    eprintln!("30 times opened again at once: {:?}", begun.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,10 +17,8 @@ type KindAt = usize;
 /// Partitions of one topic that one member has in the plan and that may move on.
 #[derive(Default)]
 struct Holding {
-    /// Without an owner today: moving it costs nothing.
-    fresh: BTreeSet<PartitionIndex>,
-    /// Owned by another member today: moving it on costs nothing more.
-    displaced: BTreeSet<PartitionIndex>,
+    /// Not owned by this member today: moving it on costs nothing more.
+    loose: BTreeSet<PartitionIndex>,
     /// Owned by this member today.
     kept: BTreeSet<PartitionIndex>,
 }
@@ -280,36 +278,23 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The partition that `from` best gives to `to`: one that goes back to where it is today, one that moves anyway,
-    /// one that few others may take, one of a topic of which `to` has few.
+    /// The partition that `from` best gives to `to`: one that moves anyway, one of a topic of which `to` has few.
     fn pick(&self, from: MemberAt, to: MemberAt) -> Option<Partition> {
-        let mut best: Option<((usize, usize, isize), Partition)> = None;
+        let mut best: Option<((bool, isize), Partition)> = None;
         for (kind, topics) in &self.held[from] {
-            let candidates = &self.kinds[*kind];
-            if candidates.binary_search(&to).is_err() {
+            if self.kinds[*kind].binary_search(&to).is_err() {
                 continue;
             }
             let mut of_from = self.topic_counts[from].iter();
             let mut of_to = self.topic_counts[to].iter();
             for (topic_id, holding) in topics {
-                let partition = |index: PartitionIndex| Partition { topic_id: *topic_id, index };
-                let home = holding
-                    .displaced
-                    .iter()
-                    .copied()
-                    .find(|index| self.home.get(&partition(*index)) == Some(&to));
-                let free = || holding.fresh.last().or_else(|| holding.displaced.last()).copied();
-                let (cost, index) = match (home, free(), holding.kept.last().copied()) {
-                    (Some(index), _, _) => (0, index),
-                    (None, Some(index), _) => (1, index),
-                    (None, None, Some(index)) => (2, index),
-                    (None, None, None) => continue,
-                };
+                let loose = holding.loose.last();
+                let Some(index) = loose.or_else(|| holding.kept.last()).copied() else { continue };
                 let surplus =
                     seek(&mut of_from, *topic_id) as isize - seek(&mut of_to, *topic_id) as isize;
-                let key = (cost, candidates.len(), -surplus);
+                let key = (loose.is_none(), -surplus);
                 if best.as_ref().is_none_or(|(found, _)| key < *found) {
-                    best = Some((key, partition(index)));
+                    best = Some((key, Partition { topic_id: *topic_id, index }));
                 }
             }
         }
@@ -319,11 +304,7 @@ impl<'a> Plan<'a> {
     fn holding(&mut self, partition: Partition, at: MemberAt) -> &mut BTreeSet<PartitionIndex> {
         let kind = self.kind_of[&partition];
         let holding = self.held[at].entry(kind).or_default().entry(partition.topic_id).or_default();
-        match self.home.get(&partition) {
-            None => &mut holding.fresh,
-            Some(home) if *home == at => &mut holding.kept,
-            Some(_) => &mut holding.displaced,
-        }
+        if self.home.get(&partition) == Some(&at) { &mut holding.kept } else { &mut holding.loose }
     }
 
     fn put(&mut self, partition: Partition, at: MemberAt) {
@@ -353,7 +334,7 @@ impl<'a> Plan<'a> {
 
 impl Holding {
     fn is_empty(&self) -> bool {
-        self.fresh.is_empty() && self.displaced.is_empty() && self.kept.is_empty()
+        self.loose.is_empty() && self.kept.is_empty()
     }
 }
 

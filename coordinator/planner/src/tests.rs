@@ -449,14 +449,67 @@ fn full_member_passes_on_what_others_can_take() {
     let target = check(
         "
         topic only-a 1
-        topic both 1
+        topic both 2
         member a only-a,both cap 1
         member b both
         owns a both/0
+        owns b both/1
         ",
-        "loads 1 1; moved 1",
+        "loads 1 2; moved 1",
     );
     assert_eq!(target[&partition("only-a", 0)], member("a"));
+}
+
+#[test]
+fn gap_closes_through_a_member_between() {
+    check(
+        "
+        topic t 2
+        topic u 1
+        member a t
+        member b t,u
+        member c u
+        owns a t/0..2
+        owns b u/0
+        ",
+        "loads 1 1 1; moved 2",
+    );
+}
+
+#[test]
+fn what_moves_anyway_moves_before_what_is_owned() {
+    check(
+        "
+        topic k 1
+        topic l 1
+        topic u 2
+        topic v 5
+        topic m 1
+        topic x 2
+        member a k,l,u,m
+        member b k,l,m,x
+        member c u,v
+        owns a m/0
+        owns b x/0..2
+        owns c v/0..5
+        ",
+        "loads 4 3 5; moved 0",
+    );
+    check(
+        "
+        topic m 3
+        topic u 2
+        topic v 5
+        topic x 3
+        member a m,u
+        member b m,x
+        member c u,v
+        owns a m/0
+        owns b x/0..3
+        owns c v/0..5
+        ",
+        "loads 4 4 5; moved 0",
+    );
 }
 
 #[derive(Clone, Debug)]
@@ -580,7 +633,41 @@ proptest! {
     ) {
         input.pins.clear();
         input.avoid.clear();
+        // Draining members and small caps leave too little to choose from.
+        for member in input.members.values_mut() {
+            member.draining = false;
+            member.partitions_max = member.partitions_max.filter(|max| *max > 3);
+        }
         let target = plan(&input);
+        let squares: usize = loads(&input, &target).iter().map(|load| load * load).sum();
+        prop_assert_eq!((target.len(), squares), best_by_force(&input));
+    }
+
+    #[test]
+    fn members_with_few_topics_in_common_are_as_even_as_any_can_be(
+        wants in prop::collection::vec(1..16_u16, 3..6),
+        owners in prop::collection::vec(0..5_usize, 6),
+    ) {
+        let mut input = Input::default();
+        for (topic, count) in [(0, 2), (1, 2), (2, 1), (3, 1)] {
+            let name = TopicName::new(&format!("t{topic}")).unwrap();
+            let topic = Topic { name: name.clone(), partition_count: count };
+            input.topics.insert(TopicId::of_name(&name), topic);
+        }
+        for (at, wants) in wants.iter().enumerate() {
+            let topics = (0..4)
+                .filter(|topic| wants & (1 << topic) != 0)
+                .map(|topic| TopicName::new(&format!("t{topic}")).unwrap())
+                .collect();
+            let joined = Member { topics, partitions_max: None, draining: false };
+            input.members.insert(member(&format!("m{at}")), joined);
+        }
+        let partitions = ["t0/0", "t0/1", "t1/0", "t1/1", "t2/0", "t3/0"];
+        for (partition, owner) in partitions.iter().zip(owners) {
+            input.current.insert(partition_of(partition), member(&format!("m{owner}")));
+        }
+        let target = plan(&input);
+        promises(&input, &target)?;
         let squares: usize = loads(&input, &target).iter().map(|load| load * load).sum();
         prop_assert_eq!((target.len(), squares), best_by_force(&input));
     }

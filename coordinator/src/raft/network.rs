@@ -182,9 +182,8 @@ impl Peer {
         method: Method,
         lane: Lane,
         request: &Q,
-        option: RPCOption,
+        limit: Duration,
     ) -> Result<A, RPCError<TypeConfig>> {
-        let limit = option.soft_ttl();
         let called = async {
             let packet = self.network.wire.pack(self.target, request)?;
             let answer = self.network.send(method, lane, &self.address, packet).await?;
@@ -255,7 +254,13 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         rpc: AppendEntriesRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        self.call(Method::Append, self.lane, &rpc, option).await
+        // The library allows one heartbeat interval, also for entries. A large one would never get through; that the
+        // peer is gone is seen by the pings.
+        let limit = match self.lane {
+            Lane::Entries => self.network.tuning.append_timeout,
+            Lane::Liveness | Lane::Snapshot => option.soft_ttl(),
+        };
+        self.call(Method::Append, self.lane, &rpc, limit).await
     }
 
     async fn vote(
@@ -263,7 +268,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         rpc: VoteRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
-        self.call(Method::Vote, Lane::Liveness, &rpc, option).await
+        self.call(Method::Vote, Lane::Liveness, &rpc, option.soft_ttl()).await
     }
 
     async fn pre_vote(
@@ -271,7 +276,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         rpc: VoteRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
-        self.call(Method::PreVote, Lane::Liveness, &rpc, option).await
+        self.call(Method::PreVote, Lane::Liveness, &rpc, option.soft_ttl()).await
     }
 
     async fn full_snapshot(
@@ -304,6 +309,6 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         request: TransferLeaderRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<TypeConfig>, RPCError<TypeConfig>> {
-        self.call(Method::TransferLeader, Lane::Liveness, &request, option).await
+        self.call(Method::TransferLeader, Lane::Liveness, &request, option.soft_ttl()).await
     }
 }

@@ -57,6 +57,8 @@ pub struct RaftTuning {
     pub propose_timeout: Duration,
     /// Proposals under way at the same time; more are refused as overloaded. Default 1024.
     pub proposals_max: usize,
+    /// How long sending one message of entries may take, at most 20 MiB. Default 10 s.
+    pub append_timeout: Duration,
     /// How long sending and installing one snapshot may take. Default 60 s.
     pub snapshot_timeout: Duration,
     /// Size of the log on disk that triggers a snapshot, in bytes. Default 64 MiB.
@@ -79,6 +81,7 @@ impl Default for RaftTuning {
             election_timeout_max: Duration::from_secs(2),
             propose_timeout: Duration::from_secs(5),
             proposals_max: 1024,
+            append_timeout: Duration::from_secs(10),
             snapshot_timeout: Duration::from_secs(60),
             snapshot_wal_bytes: 64 * 1024 * 1024,
             wal_chunk_bytes: 16 * 1024 * 1024,

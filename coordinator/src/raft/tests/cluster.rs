@@ -205,9 +205,15 @@ async fn a_log_that_has_grown_is_replaced_by_a_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_payload_that_is_too_large_is_refused() {
-    let cluster = Cluster::of(1).await;
+async fn the_largest_payload_gets_through_and_a_larger_one_is_refused() {
+    let plan = Plan::new(3).await.tune(|tuning| tuning.propose_timeout = PATIENCE);
+    let cluster = plan.start().await;
     let node = cluster.node(cluster.leader().await);
+    // Takes longer than a heartbeat on its way, and must not delay one.
+    let largest = Bytes::from(vec![7; PAYLOAD_BYTES_MAX]);
+    let term = node.leadership().borrow().term;
+    node.propose(largest.clone(), Some(term)).await.unwrap();
+    assert_eq!(cluster.agree_on(1).await, [largest]);
     let size_bytes = PAYLOAD_BYTES_MAX + 1;
     let refused = node.propose(vec![0; size_bytes].into(), None).await;
     assert_eq!(refused, Err(ProposeError::TooLarge { size_bytes }));

@@ -61,7 +61,7 @@ async fn a_flipped_bit_in_the_log_stops_the_node_and_names_the_file() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_flipped_bit_in_the_log_loses_an_entry_silently() {
-    let cluster = written(5).await;
+    let cluster = written(2).await;
     let folder = cluster.plan.settings[0].folder.join(LOG_FOLDER);
     let copy = cluster.plan.root.path().join("copy");
     copy_folder(&folder, &copy);

@@ -19,6 +19,46 @@ pub struct FenceRow {
     pub sequence: u64,
 }
 
+impl FenceRow {
+    /// Makes a row of the signed numbers that a database carries.
+    ///
+    /// # Errors
+    ///
+    /// [`SinkError::Misconfigured`] for a number that no sink writes.
+    pub fn from_columns(
+        epoch: i64,
+        holder: String,
+        next_offset: Option<i64>,
+        sequence: i64,
+    ) -> Result<Self, SinkError> {
+        Ok(Self {
+            epoch: epoch_from_column(epoch)?,
+            holder,
+            next_offset: next_offset.map(NextOffset::from_signed).transpose().map_err(damaged)?,
+            sequence: u64::try_from(sequence).map_err(damaged)?,
+        })
+    }
+}
+
+/// Epoch from the signed number that a database carries.
+///
+/// # Errors
+///
+/// [`SinkError::Misconfigured`] for a number that is no epoch.
+pub fn epoch_from_column(value: i64) -> Result<Epoch, SinkError> {
+    Epoch::new(u64::try_from(value).map_err(damaged)?).map_err(damaged)
+}
+
+/// Epoch as a database carries it.
+#[must_use]
+pub const fn epoch_to_column(epoch: Epoch) -> i64 {
+    epoch.get().cast_signed()
+}
+
+fn damaged(error: impl std::fmt::Display) -> SinkError {
+    SinkError::Misconfigured(format!("the fence row is damaged: {error}"))
+}
+
 /// What the row's offset means to a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

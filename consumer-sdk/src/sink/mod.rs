@@ -6,7 +6,7 @@
 pub mod conformance;
 mod fence;
 
-pub use fence::{FenceRow, Fencing, Role, Standing};
+pub use fence::{FenceRow, Fencing, Role, Standing, epoch_from_column, epoch_to_column};
 
 use std::fmt;
 use std::future::Future;

@@ -1,1 +1,20 @@
+//! Fenced PostgreSQL sink.
+//!
+//! The offset's row is the fence. Every write locks it, compares epoch and offset, and only then sends data; data,
+//! offset and the comparison are one transaction. What it protects, what it cannot, and every failure: `docs/sinks.md`.
 
+#![warn(missing_docs)]
+
+mod error;
+mod session;
+mod settings;
+mod sink;
+pub mod sql;
+mod writer;
+
+pub use deadpool_postgres;
+pub use error::classify;
+pub use settings::{PostgresSettings, TIMEOUT_MIN};
+pub use sink::PostgresSink;
+pub use tokio_postgres;
+pub use writer::{PgTx, PostgresWriter};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
-use tenure_model::{Epoch, NextOffset};
-use tenure_sdk::sink::{FenceRow, SinkError};
+use tenure_model::Epoch;
+use tenure_sdk::sink::{FenceRow, SinkError, epoch_from_column};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::error::{classify, is_busy};
@@ -148,24 +148,6 @@ pub(crate) fn read(connection: &Connection, sql: &str, resource: &str) -> Result
         Err(error) => return Err(classify(error)),
     };
     let (epoch, holder, next_offset, sequence, displaced) = found;
-    let row = FenceRow {
-        epoch: to_epoch(epoch)?,
-        holder,
-        next_offset: next_offset.map(NextOffset::from_signed).transpose().map_err(damaged)?,
-        sequence: u64::try_from(sequence).map_err(damaged)?,
-    };
-    Ok(Some((row, displaced.map(to_epoch).transpose()?)))
-}
-
-pub(crate) fn to_epoch(value: i64) -> Result<Epoch, SinkError> {
-    Epoch::new(u64::try_from(value).map_err(damaged)?).map_err(damaged)
-}
-
-/// Epoch as the file carries it.
-pub(crate) fn epoch_sql(epoch: Epoch) -> i64 {
-    i64::try_from(epoch.get()).expect("an epoch has 53 bits")
-}
-
-fn damaged(error: impl std::fmt::Display) -> SinkError {
-    SinkError::Misconfigured(format!("the fence row is damaged: {error}"))
+    let row = FenceRow::from_columns(epoch, holder, next_offset, sequence)?;
+    Ok(Some((row, displaced.map(epoch_from_column).transpose()?)))
 }

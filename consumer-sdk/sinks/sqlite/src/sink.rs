@@ -8,10 +8,10 @@ use tenure_model::{Epoch, Home};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
     Capabilities, Enforcement, FencedSink, Fencing, Registered, Role, Scope, SinkError, Standing,
-    Takeover,
+    Takeover, epoch_from_column, epoch_to_column,
 };
 
-use crate::connection::{Shared, begin, epoch_sql, read, to_epoch};
+use crate::connection::{Shared, begin, read};
 use crate::error::classify;
 use crate::settings::SqliteSettings;
 use crate::writer::SqliteWriter;
@@ -99,12 +99,13 @@ impl FencedSink for SqliteSink {
             let raised: Option<Option<i64>> = connection
                 .prepare_cached(&shared.statements.register)
                 .and_then(|mut statement| {
-                    let parameters = (resource.as_str(), epoch_sql(standing.epoch()), &holder);
+                    let parameters =
+                        (resource.as_str(), epoch_to_column(standing.epoch()), &holder);
                     statement.query_row(parameters, |row| row.get(0)).optional()
                 })
                 .map_err(classify)?;
             let displaced = match raised {
-                Some(displaced) => displaced.map(to_epoch).transpose()?,
+                Some(displaced) => displaced.map(epoch_from_column).transpose()?,
                 None => {
                     already_there(connection, &shared, resource.as_str(), &holder, &mut standing)?
                 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use rusqlite::Connection;
 use tenure_model::NextOffset;
 use tenure_sdk::grant::Grant;
-use tenure_sdk::sink::{FenceRow, FencedWriter, Fencing, Resolved, SinkError, Standing, Verified};
+use tenure_sdk::sink::{
+    FenceRow, FencedWriter, Fencing, Resolved, SinkError, Standing, Verified, epoch_to_column,
+};
 
-use crate::connection::{Held, Shared, begin, epoch_sql, read};
+use crate::connection::{Held, Shared, begin, read};
 use crate::error::classify;
 
 /// Writer of one grant.
@@ -68,7 +70,7 @@ impl FencedWriter for SqliteWriter {
         self.grant.lease.check()?;
         let held = self.shared.hold().await?;
         let (shared, resource) = (Arc::clone(&self.shared), self.grant.resource.clone());
-        let epoch = epoch_sql(self.standing.epoch());
+        let epoch = epoch_to_column(self.standing.epoch());
         let (_released, row) = held
             .run(move |connection| {
                 begin(connection, shared.settings.busy_timeout)?;
@@ -158,7 +160,7 @@ impl SqliteTx<'_> {
         self.writer.grant.lease.check()?;
         let (shared, resource) =
             (Arc::clone(&self.writer.shared), self.writer.grant.resource.clone());
-        let epoch = epoch_sql(self.writer.standing.epoch());
+        let epoch = epoch_to_column(self.writer.standing.epoch());
         let sequence = i64::try_from(self.row.sequence)
             .map_err(|error| SinkError::Misconfigured(error.to_string()))?;
         self.run_checked(move |connection| {

@@ -13,8 +13,24 @@ use crate::error::{classify, is_busy};
 use crate::settings::{SqliteSettings, Synchronous};
 use crate::sql::Statements;
 
-/// Pauses between two tries to get the file's lock. Short and fixed: a growing pause starves a registration.
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
+/// Who wants the file's lock. SQLite has no queue for it: whoever looks at the right moment gets it, and a writer that
+/// has just let go looks first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// A write. Looks every 2 ms.
+    Write,
+    /// A registration. Looks every 0.1 ms, so that it gets in between two writes of an old owner and is not starved.
+    Registration,
+}
+
+impl Urgency {
+    const fn pause(self) -> Duration {
+        match self {
+            Self::Write => Duration::from_millis(2),
+            Self::Registration => Duration::from_micros(100),
+        }
+    }
+}
 
 /// What a sink and its writers share.
 #[derive(Debug)]
@@ -115,7 +131,11 @@ fn connect(
 }
 
 /// Opens a transaction that holds the file's write lock.
-pub(crate) fn begin(connection: &Connection, busy_timeout: Duration) -> Result<(), SinkError> {
+pub(crate) fn begin(
+    connection: &Connection,
+    busy_timeout: Duration,
+    urgency: Urgency,
+) -> Result<(), SinkError> {
     if !connection.is_autocommit() {
         connection.execute_batch("ROLLBACK").map_err(classify)?;
     }
@@ -124,7 +144,7 @@ pub(crate) fn begin(connection: &Connection, busy_timeout: Duration) -> Result<(
     let result = loop {
         match connection.execute_batch("BEGIN IMMEDIATE") {
             Err(error) if is_busy(&error) && started.elapsed() < busy_timeout => {
-                std::thread::sleep(LOCK_PAUSE);
+                std::thread::sleep(urgency.pause());
             }
             result => break result.map_err(classify),
         }

@@ -11,7 +11,7 @@ use tenure_sdk::sink::{
     Takeover, epoch_from_column, epoch_to_column,
 };
 
-use crate::connection::{Shared, begin, read};
+use crate::connection::{Shared, Urgency, begin, read};
 use crate::error::classify;
 use crate::settings::SqliteSettings;
 use crate::writer::SqliteWriter;
@@ -95,7 +95,7 @@ impl FencedSink for SqliteSink {
         let (resource, holder) = (grant.resource.clone(), grant.member.to_string());
         let mut standing = Standing::new(grant.epoch, Role::Home, self.shared.settings.fencing());
         let work = move |connection: &rusqlite::Connection| {
-            begin(connection, shared.settings.busy_timeout)?;
+            begin(connection, shared.settings.busy_timeout, Urgency::Registration)?;
             let raised: Option<Option<i64>> = connection
                 .prepare_cached(&shared.statements.register)
                 .and_then(|mut statement| {

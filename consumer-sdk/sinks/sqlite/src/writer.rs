@@ -9,7 +9,7 @@ use tenure_sdk::sink::{
     FenceRow, FencedWriter, Fencing, Resolved, SinkError, Standing, Verified, epoch_to_column,
 };
 
-use crate::connection::{Held, Shared, begin, read};
+use crate::connection::{Held, Shared, Urgency, begin, read};
 use crate::error::classify;
 
 /// Writer of one grant.
@@ -40,7 +40,7 @@ impl SqliteWriter {
         let (shared, resource) = (Arc::clone(&self.shared), self.grant.resource.clone());
         let (held, row) = held
             .run(move |connection| {
-                begin(connection, shared.settings.busy_timeout)?;
+                begin(connection, shared.settings.busy_timeout, Urgency::Write)?;
                 read(connection, &shared.statements.read, resource.as_str())
             })
             .await;
@@ -73,7 +73,7 @@ impl FencedWriter for SqliteWriter {
         let epoch = epoch_to_column(self.standing.epoch());
         let (_released, row) = held
             .run(move |connection| {
-                begin(connection, shared.settings.busy_timeout)?;
+                begin(connection, shared.settings.busy_timeout, Urgency::Write)?;
                 let parameters = (resource.as_str(), epoch, start.signed());
                 // No row changed: the offset is there already, or the read below finds out why not.
                 let _changed = connection

@@ -1,0 +1,10 @@
+//! Fenced sinks on the real thing.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "clippy exempts only test functions, and figures are printed"
+)]
+
+mod kit;
+mod postgres;

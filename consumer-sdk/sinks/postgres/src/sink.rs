@@ -168,7 +168,7 @@ impl FencedSink for PostgresSink {
             scope: Scope::Partition,
             home: Home::Sink,
             enforcement: match self.shared.settings.fencing() {
-                Fencing::On => Enforcement::Cooperative,
+                Fencing::On => Enforcement::Resource,
                 Fencing::Off => Enforcement::BestEffort("the fence is switched off"),
             },
             takeover: Takeover::Bounded(self.shared.settings.bounds().idle),

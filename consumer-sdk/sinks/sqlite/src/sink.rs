@@ -82,7 +82,7 @@ impl FencedSink for SqliteSink {
             scope: Scope::Partition,
             home: Home::Sink,
             enforcement: match self.shared.settings.fencing() {
-                Fencing::On => Enforcement::Cooperative,
+                Fencing::On => Enforcement::Resource,
                 Fencing::Off => Enforcement::BestEffort("the fence is switched off"),
             },
             takeover: Takeover::Unbounded,

@@ -218,3 +218,41 @@ async fn the_largest_payload_gets_through_and_a_larger_one_is_refused() {
     let refused = node.propose(vec![0; size_bytes].into(), None).await;
     assert_eq!(refused, Err(ProposeError::TooLarge { size_bytes }));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_voter_leads_again_without_waiting_for_an_election() {
+    let plan = Plan::new(1).await.tune(|tuning| {
+        tuning.heartbeat_interval = Duration::from_secs(10);
+        tuning.election_timeout_min = Duration::from_secs(30);
+        tuning.election_timeout_max = Duration::from_secs(60);
+    });
+    let mut cluster = plan.start().await;
+    cluster.write("before").await;
+    let term = cluster.node(0).leadership().borrow().term;
+    cluster.kill(0).await;
+    cluster.restart(0).await;
+    cluster.write("after").await;
+    assert!(cluster.node(0).leadership().borrow().term > term);
+    assert_eq!(state(cluster.node(0)), [bytes("before"), bytes("after")]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_names_all_nodes_and_how_far_they_are() {
+    let cluster = Cluster::of(3).await;
+    cluster.write("before").await;
+    cluster.agree_on(1).await;
+    let leader = cluster.node(cluster.leader().await);
+    let caught_up = || {
+        let status = leader.status();
+        let all = status.nodes.iter().all(|node| node.matched == status.last_log);
+        (all && status.applied == status.last_log).then_some(status)
+    };
+    let status = wait("all nodes to catch up", caught_up).await;
+    let found: Vec<_> =
+        status.nodes.iter().map(|node| (node.node, &node.addresses, node.is_voter)).collect();
+    let planned =
+        cluster.plan.settings.iter().map(|settings| (settings.node, &settings.addresses, true));
+    assert_eq!(found, planned.collect::<Vec<_>>());
+    assert_eq!(status.leader, Some(status.node));
+    assert!(status.wal_bytes > 0 && status.quorum_acked_ago.is_some());
+}

@@ -179,7 +179,8 @@ impl Input {
             records.extend(self.buffer.pop_front());
         }
         self.buffer_bytes -= bytes;
-        self.first_at = (!self.buffer.is_empty()).then(Instant::now);
+        // What is left has waited already.
+        self.first_at = self.first_at.filter(|_| !self.buffer.is_empty());
         let next = records.last()?.next();
         if let Some(tracker) = &self.tracker {
             tracker.delivered(&records);

@@ -20,6 +20,8 @@ use crate::session::{CallError, EndCause, LostCause, Phase, Refused, ReleaseReas
 use crate::sink::{BoxError, FencedSink, Verified};
 use crate::source::TopicInfo;
 
+const LOGGED_MAX: Duration = Duration::from_secs(60);
+
 /// Coordinator of one group, in memory. Cheap to clone.
 ///
 /// It grants, revokes and takes away when it is told to, fences commits as the real one does, and writes down what it
@@ -198,15 +200,21 @@ impl MemoryCoordinator {
     }
 
     /// Waits until the log has a line that starts with `start`; answers it.
+    ///
+    /// # Panics
+    ///
+    /// When there is none after 60 s on the runtime's clock; the message has the whole log.
     pub async fn logged(&self, start: &str) -> String {
         let mut changed = self.inner.changed.subscribe();
+        let until = tokio::time::Instant::now() + LOGGED_MAX;
         loop {
             let line = self.state().log.iter().find(|line| line.starts_with(start)).cloned();
             if let Some(line) = line {
                 return line;
             }
-            // The sender lives in `self`.
-            changed.changed().await.expect("the coordinator outlives those who wait on it");
+            if tokio::time::timeout_at(until, changed.changed()).await.is_err() {
+                panic!("no line starts with {start:?} in:\n{}", self.log().join("\n"));
+            }
         }
     }
 

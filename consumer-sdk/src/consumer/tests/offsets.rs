@@ -212,3 +212,57 @@ async fn batch_keeps_to_its_limits() {
     }
     assert_eq!(lengths.iter().sum::<usize>(), 250);
 }
+
+#[tokio::test(start_paused = true)]
+async fn input_waits_while_too_many_records_are_not_done() {
+    let bench = Bench::new(1);
+    bench.append(0, crate::offsets::UNDONE_RECORDS_MAX + 1);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let limits =
+        Limits { records: crate::offsets::UNDONE_RECORDS_MAX, bytes: usize::MAX, wait: SECOND };
+    let batch = input.next_batch(&limits).await.unwrap();
+    assert_eq!(batch.len(), crate::offsets::UNDONE_RECORDS_MAX);
+    assert!(tokio::time::timeout(SECOND * 9, input.next_batch(&limits)).await.is_err());
+    offsets.done(&batch.records()[0]);
+    assert_eq!(input.next_batch(&limits).await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_of_another_partition_and_unknown_ones_change_nothing() {
+    let bench = Bench::new(1);
+    bench.append(0, 2);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 2).await;
+    let mut foreign = got[0].clone();
+    foreign.partition.index = tenure_model::PartitionIndex::new(7).unwrap();
+    offsets.done(&foreign);
+    let mut unknown = got[0].clone();
+    unknown.offset = NextOffset::new(99).unwrap();
+    offsets.done(&unknown);
+    assert_eq!(offsets.low_water().get(), 0);
+    assert_eq!(offsets.commit(NextOffset::new(99).unwrap()).await.unwrap().get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn task_that_the_handler_left_behind_gets_no_more_records() {
+    let bench = Bench::new(1);
+    bench.append(0, 5);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, _offsets) = owned.split();
+    records(&mut input, 1).await;
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e1 HandlerFailed").await;
+    let limits = Limits { records: 1, ..Limits::DEFAULT };
+    assert!(input.next_batch(&limits).await.is_none(), "4 records were received and not delivered");
+}

@@ -226,6 +226,28 @@ async fn aborted_records_are_skipped_and_the_gap_is_no_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn partition_opened_again_and_again_delivers_exactly_from_each_offset() {
+    let Some(broker) = Broker::named("again") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    broker.produce(20_000).await;
+    for round in 0..50_u64 {
+        let from = round * 397 % 20_000;
+        let mut stream = broker.open(id, from).await;
+        let count = if round % 10 == 0 { 20_000 - from } else { 1 };
+        let mut wanted = from;
+        for value in values(&mut stream, usize::try_from(count).unwrap()).await {
+            assert_eq!(value, wanted.to_string(), "round {round}");
+            wanted += 1;
+        }
+        if round % 2 == 0 {
+            broker.source.close(partition(id)).await;
+        }
+    }
+    broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn offset_out_of_range_is_said_and_watermarks_are_the_start() {
     let Some(broker) = Broker::named("range") else { return };
     broker.create(1).await;

@@ -66,7 +66,7 @@ const DEFAULTS: [(&str, &str); 11] = [
     // The default of 1000 starves a fast reader.
     ("fetch.queue.backoff.ms", "10"),
     // A partition that was just opened waits for the request that is under way for the others: 64 ms in the middle at
-    // 100, 6 ms at 20 (Kafka 4.3.1), for 0.6 % of a core more.
+    // 100, 6 to 20 ms at 20 (Kafka 4.3.1), for 0.6 % of a core more.
     ("fetch.wait.max.ms", "20"),
     ("fetch.message.max.bytes", "1048576"),
     ("allow.auto.create.topics", "false"),

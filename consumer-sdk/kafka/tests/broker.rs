@@ -235,10 +235,9 @@ async fn partition_opened_again_and_again_delivers_exactly_from_each_offset() {
         let from = round * 397 % 20_000;
         let mut stream = broker.open(id, from).await;
         let count = if round % 10 == 0 { 20_000 - from } else { 1 };
-        let mut wanted = from;
-        for value in values(&mut stream, usize::try_from(count).unwrap()).await {
+        let values = values(&mut stream, usize::try_from(count).unwrap()).await;
+        for (wanted, value) in (from..).zip(values) {
             assert_eq!(value, wanted.to_string(), "round {round}");
-            wanted += 1;
         }
         if round % 2 == 0 {
             broker.source.close(partition(id)).await;

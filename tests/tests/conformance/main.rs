@@ -7,4 +7,5 @@
 )]
 
 mod kit;
+mod known_bad;
 mod postgres;

@@ -1,0 +1,412 @@
+//! What a raft leader keeps in memory during one term. Built from the state, dropped with the leadership.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::command::{GrantRef, MemberRef};
+use tenure_core::event::MemberJoined;
+use tenure_core::{Event, State};
+use tenure_model::{ErrorCode, GroupId, Index, MemberId, Term, Tick};
+use tenure_proto::v1;
+use tenure_proto::v1::session_down::Down;
+
+use super::deadlines::Timers;
+use super::session::{Session, assignment_to_wire};
+use super::settle::Settling;
+use crate::lease::{Answer, LeaseTable, Lengths, Rules};
+use crate::machine::GroupMachine;
+use crate::settings::NodeSettings;
+use crate::soft::{Beat, Beats, Held};
+
+/// What a member waits to hear, once leadership was confirmed after `receipt`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    /// The session is new: `Joined`.
+    is_join: bool,
+    /// The newest heartbeat: its answer.
+    sequence: Option<u64>,
+    receipt: Tick,
+}
+
+/// Members that wait, each with the newest of what it waits for.
+pub(crate) type WaitingMembers = BTreeMap<MemberRef, Waiting>;
+
+/// See the module.
+pub(crate) struct Reign {
+    pub(crate) term: Term,
+    /// Index of the state that this was last built from as a whole.
+    built_at: Index,
+    pub(crate) table: LeaseTable,
+    pub(crate) timers: Timers,
+    pub(crate) settling: Settling,
+    sessions: BTreeMap<MemberRef, Session>,
+    /// Received, not yet part of a confirmation under way.
+    waiting: WaitingMembers,
+    /// Confirmed, but an entry decides first.
+    parked: WaitingMembers,
+    /// Members whose assignment changed since the last flush.
+    touched: BTreeSet<(GroupId, MemberId)>,
+    /// The state changed in a way that timers and plans follow.
+    is_dirty: bool,
+    settings: Arc<NodeSettings>,
+    node_address: String,
+    beats: Arc<Beats>,
+}
+
+impl Reign {
+    /// Builds everything from the state, right after the first entry of `term` was applied.
+    pub(crate) fn begin(
+        term: Term,
+        machine: &GroupMachine,
+        settings: Arc<NodeSettings>,
+        node_address: String,
+        beats: Arc<Beats>,
+        now: Tick,
+    ) -> Self {
+        beats.clear();
+        let deadlines = &settings.deadlines;
+        let mut reign = Self {
+            term,
+            built_at: Index::default(),
+            table: LeaseTable::new(term, Rules::from(deadlines)),
+            timers: Timers::new(settings.as_ref().into()),
+            settling: Settling::new(
+                Duration::from_millis(deadlines.settle_ms),
+                Duration::from_millis(deadlines.settle_max_ms),
+            ),
+            sessions: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            is_dirty: true,
+            settings,
+            node_address,
+            beats,
+        };
+        reign.rebuild(machine, now);
+        reign
+    }
+
+    /// Takes over the state as a whole: at the start, and when changes were missed.
+    pub(crate) fn rebuild(&mut self, machine: &GroupMachine, now: Tick) {
+        let state = machine.state();
+        let mut live = BTreeSet::new();
+        for (member, ttl_ms, interval_ms, silence) in state.members() {
+            let lengths = lengths(ttl_ms, interval_ms);
+            let is_new = self.table.answer(&member) == Answer::Gone;
+            match silence {
+                Some(silence) if is_new => {
+                    let known_at = machine.silent_since(&member, silence.index).unwrap_or(now);
+                    let silent_for = Duration::from_millis(silence.silent_for_ms);
+                    self.table.admit_silent(&member, lengths, known_at, silent_for);
+                }
+                Some(_) => {
+                    self.table.admit(&member, lengths, now);
+                    self.table.silence_applied(&member);
+                }
+                None => {
+                    self.table.admit(&member, lengths, now);
+                }
+            }
+            live.insert(member);
+        }
+        self.table.retain(|member| live.contains(member));
+        let gone: Vec<MemberRef> =
+            self.sessions.keys().filter(|member| !live.contains(member)).cloned().collect();
+        for member in gone {
+            self.end_membership(&member);
+        }
+        self.touched
+            .extend(self.sessions.keys().map(|named| (named.group.clone(), named.member.clone())));
+        self.built_at = state.applied;
+        self.is_dirty = true;
+    }
+
+    /// Takes over what one entry changed.
+    pub(crate) fn follow<'a>(
+        &mut self,
+        index: Index,
+        events: impl Iterator<Item = &'a Event>,
+        now: Tick,
+    ) {
+        if index <= self.built_at {
+            return;
+        }
+        for event in events {
+            self.follow_event(event, now);
+        }
+    }
+
+    fn follow_event(&mut self, event: &Event, now: Tick) {
+        match event {
+            Event::MemberJoined(joined) | Event::MemberUpdated(joined) => {
+                let lengths = lengths(joined.ttl_ms, joined.heartbeat_interval_ms);
+                self.table.admit(&reference(joined), lengths, now);
+                self.is_dirty = true;
+            }
+            Event::MemberLeft { group, member, .. } => {
+                if let Some(member) = self.table.find(group, member) {
+                    // Its session says so itself, after the answer to the leave.
+                    self.sessions.remove(&member);
+                    self.forget(&member);
+                }
+                self.is_dirty = true;
+            }
+            Event::MemberExpired { group, member } => {
+                if let Some(member) = self.table.find(group, member) {
+                    self.end_membership(&member);
+                }
+                self.is_dirty = true;
+            }
+            Event::MemberSilenced { group, member, .. } => {
+                if let Some(member) = self.table.find(group, member) {
+                    self.table.silence_applied(&member);
+                }
+            }
+            Event::MemberHeard { group, member } => {
+                if let Some(member) = self.table.find(group, member) {
+                    self.heard_again(&member);
+                }
+            }
+            Event::PartitionGranted { group, member, .. }
+            | Event::PartitionRevoked { group, member, .. }
+            | Event::PartitionReleased { group, member, .. } => {
+                self.touched.insert((group.clone(), member.clone()));
+                self.is_dirty = true;
+            }
+            Event::GroupEpochRaised { .. }
+            | Event::TargetInstalled { .. }
+            | Event::TargetConfirmed { .. }
+            | Event::PartitionAcquired { .. }
+            | Event::PartitionHeldBack { .. }
+            | Event::HoldLifted { .. } => self.is_dirty = true,
+            Event::GroupCreated { .. }
+            | Event::MemberDrained { .. }
+            | Event::TopicGrown { .. }
+            | Event::PartitionPinned { .. }
+            | Event::PinsLifted { .. }
+            | Event::OffsetCommitted { .. }
+            | Event::EpochFloorRaised { .. }
+            | Event::OperatorActed { .. } => {}
+        }
+    }
+
+    /// Brings timers and plans up to the state, and tells members of their new assignments.
+    pub(crate) fn flush(&mut self, state: &State, now: Tick) {
+        if !self.is_dirty && self.touched.is_empty() {
+            return;
+        }
+        if std::mem::take(&mut self.is_dirty) {
+            self.timers.follow(state, now);
+            self.settling.follow(state.groups_to_plan(), now);
+        }
+        for (group, member) in std::mem::take(&mut self.touched) {
+            let Some(named) = self.table.find(&group, &member) else { continue };
+            if self.sessions.get(&named).is_some_and(|session| session.is_joined)
+                && let Some(assignment) = self.assignment(state, &named, now)
+            {
+                self.send(&named, Down::Assignment(assignment));
+            }
+        }
+    }
+
+    /// Whether [`Reign::flush`] has something to do.
+    pub(crate) fn needs_flush(&self) -> bool {
+        self.is_dirty || !self.touched.is_empty()
+    }
+
+    /// A session is new. An earlier one of the same member ends.
+    pub(crate) fn open(&mut self, member: MemberRef, receipt: Tick, session: Session) {
+        match self.table.renew(&member, receipt) {
+            Answer::Gone => {
+                session.end(ErrorCode::MemberGone, gone_message(&member));
+                return;
+            }
+            Answer::Now | Answer::Later => {}
+        }
+        self.sessions.insert(member.clone(), session);
+        self.parked.remove(&member);
+        self.note(&member, vec![]);
+        self.waiting.insert(member, Waiting { is_join: true, sequence: None, receipt });
+    }
+
+    /// The stream of a session is gone.
+    pub(crate) fn close(&mut self, member: &MemberRef, id: super::session::SessionId) {
+        if self.sessions.get(member).is_some_and(|session| session.id == id) {
+            self.sessions.remove(member);
+            self.waiting.remove(member);
+            self.parked.remove(member);
+        }
+    }
+
+    /// A heartbeat was received: renews the lease; the answer waits for a confirmation.
+    pub(crate) fn heartbeat(&mut self, beat: super::session::Heartbeat) {
+        let super::session::Heartbeat { member, session, receipt, sequence, held } = beat;
+        if self.sessions.get(&member).is_none_or(|known| known.id != session) {
+            return;
+        }
+        match self.table.renew(&member, receipt) {
+            Answer::Gone => {
+                self.end_membership(&member);
+                return;
+            }
+            Answer::Now | Answer::Later => {}
+        }
+        self.note(&member, held);
+        let new = Waiting { is_join: false, sequence: Some(sequence), receipt };
+        merge(&mut self.waiting, member, new);
+    }
+
+    fn note(&self, member: &MemberRef, held: Vec<Held>) {
+        let beat = Beat { deadline: self.deadline(member), held };
+        self.beats.insert((member.group.clone(), member.member.clone()), beat);
+    }
+
+    fn deadline(&self, member: &MemberRef) -> Tick {
+        self.table.deadline(member).unwrap_or_default()
+    }
+
+    /// Everything that waits for a confirmation which has not begun yet.
+    pub(crate) fn take_waiting(&mut self) -> WaitingMembers {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// The confirmation failed: they wait for the next one.
+    pub(crate) fn give_back(&mut self, waiting: WaitingMembers) {
+        let newer = std::mem::replace(&mut self.waiting, waiting);
+        for (member, new) in newer {
+            merge(&mut self.waiting, member, new);
+        }
+    }
+
+    /// Leadership was confirmed, and `state` has everything committed before that: answers who may be answered.
+    pub(crate) fn answer(&mut self, confirmed: WaitingMembers, state: &State) {
+        for (member, waiting) in confirmed {
+            match self.table.answer(&member) {
+                Answer::Now => self.answer_one(&member, waiting, state),
+                Answer::Later => merge(&mut self.parked, member, waiting),
+                Answer::Gone => self.end_membership(&member),
+            }
+        }
+    }
+
+    fn answer_one(&mut self, member: &MemberRef, waiting: Waiting, state: &State) {
+        let Some(assignment) = self.assignment(state, member, waiting.receipt) else {
+            self.end_membership(member);
+            return;
+        };
+        if waiting.is_join {
+            let joined = self.joined(state, member, assignment.clone());
+            self.send(member, Down::Joined(joined));
+            if let Some(session) = self.sessions.get_mut(member) {
+                session.is_joined = true;
+            }
+        }
+        if let Some(sequence) = waiting.sequence {
+            let assignment = Some(assignment);
+            self.send(member, Down::HeartbeatAnswer(v1::HeartbeatAnswer { sequence, assignment }));
+        }
+    }
+
+    fn joined(&self, state: &State, named: &MemberRef, assignment: v1::Assignment) -> v1::Joined {
+        let record = state.member(&named.group, &named.member).ok().map(|(_, record)| record);
+        v1::Joined {
+            member_epoch: named.member_epoch.0,
+            ttl_ms: record.map_or(0, |record| record.ttl_ms),
+            heartbeat_interval_ms: record.map_or(0, |record| record.heartbeat_interval_ms),
+            clock_drift_max_ms: self.settings.lease.clock_drift_max_ms,
+            assignment: Some(assignment),
+            node_address: self.node_address.clone(),
+        }
+    }
+
+    /// What a member owns, with what remains of drains as of `from`; nothing when that membership has ended.
+    fn assignment(&self, state: &State, named: &MemberRef, from: Tick) -> Option<v1::Assignment> {
+        let (_, record) = state.member(&named.group, &named.member).ok()?;
+        if record.epoch != named.member_epoch {
+            return None;
+        }
+        let assignment = state.assignment(&named.group, &named.member).ok()?;
+        Some(assignment_to_wire(&assignment, |assigned| {
+            let grant = GrantRef {
+                group: named.group.clone(),
+                partition: assigned.partition,
+                epoch: assigned.epoch,
+            };
+            // A revocation that the timers do not know yet cannot be in a flushed state.
+            let remaining = self.timers.drain_remaining(&grant, from).unwrap_or_default();
+            u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)
+        }))
+    }
+
+    /// The log says that `member` was heard, or never said that it was silent: it may be answered.
+    pub(crate) fn heard_again(&mut self, member: &MemberRef) {
+        self.table.heard_applied(member);
+        if let Some(parked) = self.parked.remove(member) {
+            merge(&mut self.waiting, member.clone(), parked);
+        }
+    }
+
+    /// The membership has ended: tells its session.
+    pub(crate) fn end_membership(&mut self, member: &MemberRef) {
+        self.forget(member);
+        if let Some(session) = self.sessions.remove(member) {
+            session.end(ErrorCode::MemberGone, gone_message(member));
+        }
+    }
+
+    fn forget(&mut self, member: &MemberRef) {
+        self.table.remove(member);
+        self.waiting.remove(member);
+        self.parked.remove(member);
+        self.beats.remove(&(member.group.clone(), member.member.clone()));
+    }
+
+    fn send(&mut self, member: &MemberRef, down: Down) {
+        let Some(session) = self.sessions.get(member) else { return };
+        if !session.send(down) {
+            tracing::warn!(
+                group = %member.group, member = %member.member,
+                "member does not read its session, the session ends"
+            );
+            self.sessions.remove(member);
+        }
+    }
+
+    /// This node leads no more: every session is told where to go.
+    pub(crate) fn end(self, status: &tonic::Status) {
+        for session in self.sessions.into_values() {
+            session.refuse(status.clone());
+        }
+        self.beats.clear();
+    }
+}
+
+fn merge(all: &mut WaitingMembers, member: MemberRef, new: Waiting) {
+    let slot = all.entry(member).or_insert(new);
+    *slot = Waiting {
+        is_join: slot.is_join || new.is_join,
+        sequence: slot.sequence.max(new.sequence),
+        receipt: slot.receipt.max(new.receipt),
+    };
+}
+
+fn gone_message(member: &MemberRef) -> String {
+    format!(
+        "membership of {} in group {} has ended: join under a new member id",
+        member.member, member.group
+    )
+}
+
+fn reference(joined: &MemberJoined) -> MemberRef {
+    MemberRef {
+        group: joined.group.clone(),
+        member: joined.member.clone(),
+        member_epoch: joined.member_epoch,
+    }
+}
+
+const fn lengths(ttl_ms: u64, interval_ms: u64) -> Lengths {
+    Lengths { ttl: Duration::from_millis(ttl_ms), interval: Duration::from_millis(interval_ms) }
+}

@@ -1,0 +1,315 @@
+//! The edge: from requests to commands. What is malformed is refused here, by the name of the field.
+
+use std::collections::BTreeSet;
+
+use tenure_core::command::{
+    AcknowledgeAcquired, CommitOffsets, JoinGroup, LeaveGroup, MemberRef, OffsetCommit,
+    OperatorContext, Release, ReleasePartitions, ReleaseReason, ReportTopics, TopicReport,
+};
+use tenure_model::limits::{
+    ERROR_TEXT_BYTES_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX,
+    REQUEST_PARTITIONS_MAX, SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX, TOPICS_MAX,
+};
+use tenure_model::{
+    CommitSequence, Epoch, GroupId, LeaseSettings, MemberEpoch, MemberId, Partition, RequestId,
+    TopicId, TopicName,
+};
+use tenure_proto::convert::{
+    Malformed, at_most, epoch, group_settings, name, next_offset, partition,
+};
+use tenure_proto::v1;
+
+use crate::soft::{Held, Phase};
+
+/// Reads a join; lengths that are 0 are the coordinator's.
+pub(crate) fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malformed> {
+    if wire.topics.is_empty() {
+        return Err(Malformed::new("join.topics", "is empty: name at least one topic"));
+    }
+    at_most("join.topics", wire.topics.len(), SUBSCRIPTION_TOPICS_MAX)?;
+    let mut topics = BTreeSet::new();
+    for topic in &wire.topics {
+        if !topics.insert(name::<TopicName>("join.topics", topic)?) {
+            return Err(Malformed::new("join.topics", format!("names {topic} twice")));
+        }
+    }
+    let (ttl_ms, heartbeat_interval_ms) = lease_lengths(wire, defaults)?;
+    if wire.weight > 1 {
+        let problem = format!("is {}: leave it out, or give 1", wire.weight);
+        return Err(Malformed::new("join.weight", problem));
+    }
+    Ok(JoinGroup {
+        group: name("join.group", &wire.group)?,
+        member: name("join.member", &wire.member)?,
+        instance: match wire.instance_id.as_str() {
+            "" => None,
+            text => Some(name("join.instance_id", text)?),
+        },
+        topics: topics.into_iter().collect(),
+        settings: group_settings("join.settings", wire.settings.as_ref())?,
+        ttl_ms,
+        heartbeat_interval_ms,
+        client: text("join.client", &wire.client, REASON_BYTES_MAX)?,
+        partitions_max: (wire.partitions_max != 0).then_some(wire.partitions_max),
+        report: reports("join.report", &wire.report)?,
+        rejoin: (wire.member_epoch != 0).then_some(MemberEpoch(wire.member_epoch)),
+    })
+}
+
+fn lease_lengths(wire: &v1::Join, defaults: LeaseSettings) -> Result<(u64, u64), Malformed> {
+    let ttl_ms = if wire.ttl_ms == 0 { defaults.ttl_ms } else { wire.ttl_ms };
+    let heartbeat_interval_ms = match wire.heartbeat_interval_ms {
+        0 if wire.ttl_ms == 0 => defaults.heartbeat_interval_ms,
+        0 => LeaseSettings::for_ttl(ttl_ms).heartbeat_interval_ms.max(1),
+        given => given,
+    };
+    let clock_drift_max_ms = defaults.clock_drift_max_ms;
+    LeaseSettings { ttl_ms, heartbeat_interval_ms, clock_drift_max_ms }
+        .validate()
+        .map_err(|error| Malformed::new("join.ttl_ms", error))?;
+    Ok((ttl_ms, heartbeat_interval_ms))
+}
+
+fn reports(field: &'static str, wire: &[v1::TopicReport]) -> Result<Vec<TopicReport>, Malformed> {
+    at_most(field, wire.len(), TOPICS_MAX)?;
+    let mut ids = BTreeSet::new();
+    wire.iter()
+        .map(|report| {
+            let topic_id =
+                TopicId::parse(&report.topic_id).map_err(|error| Malformed::new(field, error))?;
+            if !ids.insert(topic_id) {
+                return Err(Malformed::new(field, format!("names topic id {topic_id} twice")));
+            }
+            let topic = name(field, &report.topic)?;
+            let count = report.partition_count;
+            if !(1..=TOPIC_PARTITIONS_MAX).contains(&count) {
+                let problem = format!(
+                    "partition_count of {topic} is {count}: use 1 to {TOPIC_PARTITIONS_MAX}"
+                );
+                return Err(Malformed::new(field, problem));
+            }
+            Ok(TopicReport { topic, topic_id, partition_count: count })
+        })
+        .collect()
+}
+
+/// Reads what a member of a session says of topics.
+pub(crate) fn report_topics(
+    member: &MemberRef,
+    wire: &v1::ReportTopics,
+) -> Result<ReportTopics, Malformed> {
+    Ok(ReportTopics {
+        group: member.group.clone(),
+        member: member.member.clone(),
+        topics: reports("report_topics.topics", &wire.topics)?,
+    })
+}
+
+/// Reads what a heartbeat says is held.
+pub(crate) fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
+    const FIELD: &str = "heartbeat.held";
+    at_most(FIELD, wire.len(), REQUEST_PARTITIONS_MAX)?;
+    let mut seen = Seen::new(FIELD);
+    wire.iter()
+        .map(|held| {
+            let phase = match v1::Phase::try_from(held.phase) {
+                Ok(v1::Phase::Registering) => Phase::Registering,
+                Ok(v1::Phase::Verifying) => Phase::Verifying,
+                Ok(v1::Phase::Resuming) => Phase::Resuming,
+                Ok(v1::Phase::Running) => Phase::Running,
+                Ok(v1::Phase::Draining) => Phase::Draining,
+                Ok(v1::Phase::Unspecified) | Err(_) => {
+                    let problem = format!("phase {} is not known", held.phase);
+                    return Err(Malformed::new(FIELD, problem));
+                }
+            };
+            Ok(Held {
+                partition: seen.once(partition(FIELD, held.partition.as_ref())?)?,
+                epoch: epoch(FIELD, held.epoch)?,
+                phase,
+                position: next_offset(FIELD, held.position)?.get(),
+                phase_ms: held.phase_ms,
+                error: text(FIELD, &held.error, ERROR_TEXT_BYTES_MAX)?,
+            })
+        })
+        .collect()
+}
+
+/// Reads the word that a grant was acquired.
+pub(crate) fn acquired(
+    member: &MemberRef,
+    wire: &v1::Acquired,
+) -> Result<AcknowledgeAcquired, Malformed> {
+    next_offset("acquired.resume", wire.resume)?;
+    Ok(AcknowledgeAcquired {
+        group: member.group.clone(),
+        member: member.member.clone(),
+        partition: partition("acquired.partition", wire.partition.as_ref())?,
+        epoch: epoch("acquired.epoch", wire.epoch)?,
+        home_initialised: wire.home_initialised,
+    })
+}
+
+/// Reads a release.
+pub(crate) fn release(
+    member: &MemberRef,
+    wire: &v1::Release,
+) -> Result<ReleasePartitions, Malformed> {
+    Ok(ReleasePartitions {
+        group: member.group.clone(),
+        member: member.member.clone(),
+        partitions: releases("release.partitions", &wire.partitions)?,
+    })
+}
+
+/// Reads a leave.
+pub(crate) fn leave(member: &MemberRef, wire: &v1::Leave) -> Result<LeaveGroup, Malformed> {
+    Ok(LeaveGroup {
+        group: member.group.clone(),
+        member: member.member.clone(),
+        partitions: releases("leave.partitions", &wire.partitions)?,
+        reason: text("leave.reason", &wire.reason, REASON_BYTES_MAX)?,
+    })
+}
+
+fn releases(field: &'static str, wire: &[v1::Released]) -> Result<Vec<Release>, Malformed> {
+    at_most(field, wire.len(), REQUEST_PARTITIONS_MAX)?;
+    let mut seen = Seen::new(field);
+    wire.iter()
+        .map(|released| {
+            let offset = released.next_offset.map(|offset| next_offset(field, offset));
+            Ok(Release {
+                partition: seen.once(partition(field, released.partition.as_ref())?)?,
+                epoch: epoch(field, released.epoch)?,
+                next_offset: offset.transpose()?,
+                reason: release_reason(field, released.reason)?,
+                error: text(field, &released.error, ERROR_TEXT_BYTES_MAX)?,
+            })
+        })
+        .collect()
+}
+
+fn release_reason(field: &'static str, wire: i32) -> Result<ReleaseReason, Malformed> {
+    match v1::ReleaseReason::try_from(wire) {
+        Ok(v1::ReleaseReason::Revoked) => Ok(ReleaseReason::Revoked),
+        Ok(v1::ReleaseReason::Shutdown) => Ok(ReleaseReason::Shutdown),
+        Ok(v1::ReleaseReason::LeaseLost) => Ok(ReleaseReason::LeaseLost),
+        Ok(v1::ReleaseReason::Fenced) => Ok(ReleaseReason::Fenced),
+        Ok(v1::ReleaseReason::AcquireFailed) => Ok(ReleaseReason::AcquireFailed),
+        Ok(v1::ReleaseReason::HandlerFailed) => Ok(ReleaseReason::HandlerFailed),
+        Ok(v1::ReleaseReason::Unspecified) | Err(_) => {
+            Err(Malformed::new(field, format!("reason {wire} is not known")))
+        }
+    }
+}
+
+/// Reads a commit of offsets.
+pub(crate) fn commit(wire: v1::CommitRequest) -> Result<CommitOffsets, Malformed> {
+    const FIELD: &str = "commits";
+    let group = name("group", &wire.group)?;
+    let member = name("member", &wire.member)?;
+    if wire.commits.is_empty() {
+        return Err(Malformed::new(FIELD, "is empty: name at least one partition"));
+    }
+    at_most(FIELD, wire.commits.len(), REQUEST_PARTITIONS_MAX)?;
+    let mut seen = Seen::new(FIELD);
+    let commits = wire.commits.into_iter().map(|commit| {
+        if commit.sequence == 0 {
+            return Err(Malformed::new(FIELD, "sequence is 0: count from 1 within an epoch"));
+        }
+        at_most("commits.metadata", commit.metadata.len(), METADATA_BYTES_MAX)?;
+        Ok(OffsetCommit {
+            partition: seen.once(partition(FIELD, commit.partition.as_ref())?)?,
+            epoch: epoch(FIELD, commit.epoch)?,
+            sequence: CommitSequence(commit.sequence),
+            next_offset: next_offset(FIELD, commit.next_offset)?,
+            metadata: commit.metadata,
+        })
+    });
+    Ok(CommitOffsets { group, member, commits: commits.collect::<Result<_, Malformed>>()? })
+}
+
+/// Reads a fetch: the group, and the partitions; none means all.
+pub(crate) fn fetch(wire: &v1::FetchRequest) -> Result<(GroupId, Vec<Partition>), Malformed> {
+    let group = name("group", &wire.group)?;
+    at_most("partitions", wire.partitions.len(), REQUEST_PARTITIONS_MAX)?;
+    let mut seen = Seen::new("partitions");
+    let partitions =
+        wire.partitions.iter().map(|wire| seen.once(partition("partitions", Some(wire))?));
+    Ok((group, partitions.collect::<Result<_, _>>()?))
+}
+
+/// Grants to verify, and whose they are said to be.
+pub(crate) type Verify = (GroupId, MemberId, Vec<(Partition, Epoch)>);
+
+/// Reads a verify.
+pub(crate) fn verify(wire: &v1::VerifyRequest) -> Result<Verify, Malformed> {
+    let group = name("group", &wire.group)?;
+    let member = name("member", &wire.member)?;
+    if wire.grants.is_empty() {
+        return Err(Malformed::new("grants", "is empty: name at least one grant"));
+    }
+    at_most("grants", wire.grants.len(), REQUEST_PARTITIONS_MAX)?;
+    let mut seen = Seen::new("grants");
+    let grants = wire.grants.iter().map(|grant| {
+        let partition = seen.once(partition("grants", grant.partition.as_ref())?)?;
+        Ok((partition, epoch("grants", grant.epoch)?))
+    });
+    Ok((group, member, grants.collect::<Result<_, Malformed>>()?))
+}
+
+/// Reads who asks and why; makes a request id when there is none. Also says whether it is a dry run.
+pub(crate) fn operator(
+    wire: Option<&v1::OperatorContext>,
+) -> Result<(OperatorContext, bool), Malformed> {
+    let wire = wire.ok_or_else(|| {
+        Malformed::new("context", "is missing: say who asks (actor) and why (reason)")
+    })?;
+    let request = match wire.request_id.as_str() {
+        "" => name("context.request_id", &format!("op-{:032x}", rand::random::<u128>()))?,
+        given => name::<RequestId>("context.request_id", given)?,
+    };
+    if wire.reason.trim().is_empty() {
+        let problem = format!("is empty: say why, in 1 to {REASON_BYTES_MAX} bytes");
+        return Err(Malformed::new("context.reason", problem));
+    }
+    if wire.actor.trim().is_empty() {
+        let problem = format!("is empty: say who asks, in 1 to {NAME_BYTES_MAX} bytes");
+        return Err(Malformed::new("context.actor", problem));
+    }
+    let operator = OperatorContext {
+        request,
+        reason: text("context.reason", &wire.reason, REASON_BYTES_MAX)?,
+        actor: text("context.actor", &wire.actor, NAME_BYTES_MAX)?,
+    };
+    Ok((operator, wire.dry_run))
+}
+
+/// Checks the length of free text.
+fn text(field: &'static str, text: &str, max: usize) -> Result<String, Malformed> {
+    if text.len() > max {
+        let problem = format!("has {} bytes, at most {max} are allowed: shorten it", text.len());
+        return Err(Malformed::new(field, problem));
+    }
+    Ok(text.to_owned())
+}
+
+/// Refuses a partition that one request names twice.
+struct Seen {
+    field: &'static str,
+    partitions: BTreeSet<Partition>,
+}
+
+impl Seen {
+    const fn new(field: &'static str) -> Self {
+        Self { field, partitions: BTreeSet::new() }
+    }
+
+    fn once(&mut self, partition: Partition) -> Result<Partition, Malformed> {
+        if self.partitions.insert(partition) {
+            Ok(partition)
+        } else {
+            Err(Malformed::new(self.field, format!("names partition {partition} twice")))
+        }
+    }
+}

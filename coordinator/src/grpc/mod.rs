@@ -1,0 +1,106 @@
+//! The services that members, operators and observers call.
+
+mod coded;
+mod edge;
+mod membership;
+mod offsets;
+mod operator;
+mod ownership;
+mod refusal;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tenure_model::limits::REQUEST_BYTES_MAX;
+use tenure_model::{Clock, Index};
+use tenure_proto::v1::membership_server::MembershipServer;
+use tenure_proto::v1::offsets_server::OffsetsServer;
+use tenure_proto::v1::operator_server::OperatorServer;
+use tenure_proto::v1::ownership_server::OwnershipServer;
+use tonic::service::Routes;
+
+use crate::driver::DriverHandle;
+use crate::driver::proposer::Proposer;
+use crate::machine::GroupMachine;
+use crate::raft::{NodeId, ProposeError, RaftNode};
+use crate::settings::NodeSettings;
+use coded::Coded;
+use refusal::Refusal;
+
+/// How long a call waits for a raft leader that was elected to have applied its first entry.
+const FIRST_ENTRY_WAIT: Duration = Duration::from_secs(2);
+
+/// What every service needs. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Services(Arc<Shared>);
+
+struct Shared {
+    raft: RaftNode<GroupMachine>,
+    proposer: Proposer,
+    driver: DriverHandle,
+    clock: Arc<dyn Clock>,
+    settings: Arc<NodeSettings>,
+    sessions: AtomicU64,
+}
+
+impl Services {
+    pub(crate) fn new(
+        raft: RaftNode<GroupMachine>,
+        proposer: Proposer,
+        driver: DriverHandle,
+        clock: Arc<dyn Clock>,
+        settings: Arc<NodeSettings>,
+    ) -> Self {
+        let sessions = AtomicU64::new(0);
+        Self(Arc::new(Shared { raft, proposer, driver, clock, settings, sessions }))
+    }
+
+    /// All services, with health and reflection.
+    pub(crate) async fn routes(self) -> Result<Routes, tonic_reflection::server::Error> {
+        let (health, health_service) = tonic_health::server::health_reporter();
+        health.set_serving::<MembershipServer<Self>>().await;
+        health.set_serving::<OffsetsServer<Self>>().await;
+        health.set_serving::<OwnershipServer<Self>>().await;
+        health.set_serving::<OperatorServer<Self>>().await;
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(tenure_proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1()?;
+        let membership =
+            MembershipServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let offsets = OffsetsServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let ownership =
+            OwnershipServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let operator = OperatorServer::new(self).max_decoding_message_size(REQUEST_BYTES_MAX);
+        Ok(Routes::new(health_service)
+            .add_service(reflection)
+            .add_service(Coded(membership))
+            .add_service(Coded(offsets))
+            .add_service(Coded(ownership))
+            .add_service(Coded(operator)))
+    }
+
+    /// Passes only at the raft leader; one that was just elected is waited for.
+    async fn at_leader(&self) -> Result<(), Refusal> {
+        let mut leadership = self.0.raft.leadership();
+        let me = NodeId(self.0.settings.node);
+        let settled = leadership.wait_for(|now| now.is_me || now.leader != Some(me));
+        let now = match tokio::time::timeout(FIRST_ENTRY_WAIT, settled).await {
+            Ok(Ok(now)) => now.clone(),
+            Ok(Err(_closed)) => return Err(ProposeError::Stopped.into()),
+            Err(_elapsed) => return Err(Refusal::not_leader(None)),
+        };
+        if now.is_me {
+            Ok(())
+        } else {
+            Err(Refusal::not_leader(now.leader_client_address.as_deref()))
+        }
+    }
+
+    /// Everything committed by now is applied on this node, which leads.
+    async fn linearize(&self) -> Result<Index, Refusal> {
+        let limit = Duration::from_millis(self.0.settings.raft.propose_timeout_ms);
+        Ok(self.0.raft.linearize(limit).await?)
+    }
+}

@@ -1,0 +1,236 @@
+//! One coordinator node: raft, driver and services, put together.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tenure_model::Clock;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::clock::BootClock;
+use crate::driver::proposer::Proposer;
+use crate::driver::{Driver, Parts};
+use crate::grpc::Services;
+use crate::machine::GroupMachine;
+use crate::raft::{
+    NodeAddresses, NodeId, OpenError, RaftNode, RaftSettings, RaftTuning, Start, StopReason,
+};
+use crate::settings::{NodeSettings, NodeSettingsError, StartMode};
+
+/// HTTP/2 keepalive towards clients: pause before a ping, and wait for its answer.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// How long open calls have to end at a shutdown.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Why a node does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The settings contradict each other.
+    #[error(transparent)]
+    Settings(#[from] NodeSettingsError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address in the settings.
+        address: SocketAddr,
+        /// What failed.
+        source: io::Error,
+    },
+    /// Raft or its storage does not start.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The services cannot be described to clients.
+    #[error("reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// A running node. Stops when dropped; [`Node::shutdown`] stops it in order.
+pub struct Node {
+    raft: RaftNode<GroupMachine>,
+    client_address: SocketAddr,
+    raft_address: SocketAddr,
+    closing: watch::Sender<bool>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Node {
+    /// Opens the data folder, listens and takes part in the cluster.
+    ///
+    /// With `start = bootstrap` and an empty folder it waits for the other founders.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`]; nothing is running then.
+    pub async fn start(settings: NodeSettings) -> Result<Self, StartError> {
+        settings.validate()?;
+        let clients = listen(settings.client_listen).await?;
+        let others = listen(settings.raft_listen).await?;
+        let address = |listener: &TcpListener, address| {
+            listener.local_addr().map_err(|source| StartError::Listen { address, source })
+        };
+        let client_address = address(&clients, settings.client_listen)?;
+        let raft_address = address(&others, settings.raft_listen)?;
+        let raft_settings = raft_settings(&settings, client_address, raft_address);
+        let node_address = raft_settings.addresses.client_address.clone();
+        let settings = Arc::new(settings);
+        let clock: Arc<dyn Clock> = Arc::new(BootClock);
+
+        let machine = GroupMachine::new(Arc::clone(&clock));
+        let raft = RaftNode::open_on(others, raft_settings, machine).await?;
+        let limit = Duration::from_millis(settings.raft.propose_timeout_ms.saturating_mul(2));
+        let (proposer, proposing) = Proposer::start(raft.clone(), settings.queues.commands, limit);
+        let (handle, driver) = Driver::new(Parts {
+            raft: raft.clone(),
+            proposer: proposer.clone(),
+            clock: Arc::clone(&clock),
+            settings: Arc::clone(&settings),
+            node_address,
+        });
+        let services = Services::new(raft.clone(), proposer, handle, clock, settings);
+        let routes = services.routes().await?;
+
+        let (closing, closed) = watch::channel(false);
+        let mut ending = closed.clone();
+        let server = Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .add_routes(routes);
+        let incoming = TcpIncoming::from(clients).with_nodelay(Some(true));
+        let serving = async move {
+            // A sender that is gone means the same as its word.
+            let end = async move { drop(ending.wait_for(|closing| *closing).await) };
+            if let Err(error) = server.serve_with_incoming_shutdown(incoming, end).await {
+                tracing::error!(%error, "the listener for clients ended");
+            }
+        };
+        let tasks =
+            vec![tokio::spawn(driver.run(closed)), tokio::spawn(serving), tokio::spawn(proposing)];
+        tracing::info!(%client_address, %raft_address, "node started");
+        Ok(Self { raft, client_address, raft_address, closing, tasks: Mutex::new(tasks) })
+    }
+
+    /// Where clients are listened for; the port is the one that was taken.
+    #[must_use]
+    pub const fn client_address(&self) -> SocketAddr {
+        self.client_address
+    }
+
+    /// Where the other nodes are listened for.
+    #[must_use]
+    pub const fn raft_address(&self) -> SocketAddr {
+        self.raft_address
+    }
+
+    /// Consensus of this node: leadership, status, the replicated state.
+    #[must_use]
+    pub const fn raft(&self) -> &RaftNode<GroupMachine> {
+        &self.raft
+    }
+
+    /// Waits until the node has stopped, by itself or by [`Node::shutdown`].
+    pub async fn stopped(&self) -> StopReason {
+        self.raft.stopped().await
+    }
+
+    /// Hands leadership over if there is anyone to take it, ends all sessions and stops.
+    pub async fn shutdown(&self) {
+        let is_leader = self.raft.leadership().borrow().is_me;
+        if is_leader && let Err(error) = self.raft.transfer_leadership(None, FAREWELL).await {
+            tracing::debug!(%error, "leadership was not handed over");
+        }
+        self.stop().await;
+    }
+
+    /// Stops without handing anything over, as a crash would.
+    pub async fn stop(&self) {
+        self.closing.send_replace(true);
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        // Raft goes first: calls under way are refused instead of waiting for a quorum.
+        self.raft.shutdown().await;
+        for mut task in tasks {
+            if timeout(FAREWELL, &mut task).await.is_err() {
+                task.abort();
+            }
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.closing.send_replace(true);
+        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            task.abort();
+        }
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+}
+
+/// What raft wants to know; ports that were taken stand where 0 was asked for.
+fn raft_settings(
+    settings: &NodeSettings,
+    client_address: SocketAddr,
+    raft_address: SocketAddr,
+) -> RaftSettings {
+    let own = settings.peers.iter().find(|peer| peer.node == settings.node);
+    let or = |advertised: &Option<String>, listed: Option<&String>, bound: SocketAddr| {
+        advertised.as_ref().or(listed).cloned().unwrap_or_else(|| bound.to_string())
+    };
+    let addresses = NodeAddresses {
+        raft_address: or(
+            &settings.raft_advertised,
+            own.map(|peer| &peer.raft_address),
+            raft_address,
+        ),
+        client_address: or(
+            &settings.client_advertised,
+            own.map(|peer| &peer.client_address),
+            client_address,
+        ),
+    };
+    let mut nodes: BTreeMap<NodeId, NodeAddresses> = settings
+        .peers
+        .iter()
+        .map(|peer| {
+            let addresses = NodeAddresses {
+                raft_address: peer.raft_address.clone(),
+                client_address: peer.client_address.clone(),
+            };
+            (NodeId(peer.node), addresses)
+        })
+        .collect();
+    let start = match settings.start {
+        StartMode::Existing => Start::Existing,
+        StartMode::Bootstrap => {
+            nodes.insert(NodeId(settings.node), addresses.clone());
+            Start::Bootstrap { members: nodes }
+        }
+        StartMode::Join => Start::Join { peers: nodes },
+    };
+    let lengths = settings.raft;
+    RaftSettings {
+        node: NodeId(settings.node),
+        cluster: settings.cluster.clone(),
+        folder: settings.data_dir.clone(),
+        listen: settings.raft_listen,
+        addresses,
+        start,
+        tuning: RaftTuning {
+            heartbeat_interval: Duration::from_millis(lengths.heartbeat_interval_ms),
+            election_timeout_min: Duration::from_millis(lengths.election_timeout_min_ms),
+            election_timeout_max: Duration::from_millis(lengths.election_timeout_max_ms),
+            propose_timeout: Duration::from_millis(lengths.propose_timeout_ms),
+            ..RaftTuning::default()
+        },
+    }
+}

@@ -1,0 +1,194 @@
+//! What observers see of the state. Pure: from the state, and what the raft leader heard, to the answers.
+
+use tenure_core::State;
+use tenure_core::command::ReleaseReason;
+use tenure_core::event::FreeCause;
+use tenure_core::state::{Group, Member, Ownership, PartitionState};
+use tenure_model::{GroupId, MemberId, Partition, Tick};
+use tenure_proto::convert::{group_settings_to_wire, partition_to_wire};
+use tenure_proto::v1;
+
+use crate::soft::{Beats, Held, Phase};
+
+/// What the raft leader heard of members, as of `now`; empty elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Heard<'a> {
+    pub(crate) beats: &'a Beats,
+    pub(crate) now: Tick,
+}
+
+/// All groups.
+pub(crate) fn list_groups(state: &State) -> v1::ListGroupsResponse {
+    let groups = state.groups.iter().map(|(id, group)| summary(id, group));
+    v1::ListGroupsResponse { groups: groups.collect(), revision: state.applied.0 }
+}
+
+fn summary(id: &GroupId, group: &Group) -> v1::GroupSummary {
+    let owned: usize = group.members.values().map(|member| member.owned.len()).sum();
+    v1::GroupSummary {
+        group: id.to_string(),
+        group_epoch: group.epoch.0,
+        members: count(group.members.len()),
+        partitions: count(group.partitions.len()),
+        unowned: count(group.partitions.len().saturating_sub(owned)),
+        revoking: count(group.derived.revoking.len()),
+        settings: Some(group_settings_to_wire(&group.settings)),
+    }
+}
+
+fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// One group with its members and partitions.
+pub(crate) fn describe_group(
+    state: &State,
+    id: &GroupId,
+    group: &Group,
+    heard: Heard<'_>,
+) -> v1::DescribeGroupResponse {
+    let members = group.members.iter().map(|(name, member)| member_info(id, name, member, heard));
+    let partitions = group
+        .partitions
+        .iter()
+        .map(|(partition, found)| partition_info(id, group, *partition, found, heard));
+    let topics = group.topics.iter().map(|(topic_id, topic)| v1::TopicInfo {
+        topic: topic.name.to_string(),
+        topic_id: topic_id.to_string(),
+        partition_count: topic.partition_count,
+    });
+    v1::DescribeGroupResponse {
+        summary: Some(summary(id, group)),
+        members: members.collect(),
+        partitions: partitions.collect(),
+        topics: topics.collect(),
+        revision: state.applied.0,
+        target_epoch: group.target_epoch.0,
+    }
+}
+
+fn member_info(
+    group: &GroupId,
+    name: &MemberId,
+    member: &Member,
+    heard: Heard<'_>,
+) -> v1::MemberInfo {
+    let beat = heard.beats.get(&(group.clone(), name.clone()));
+    let remaining = beat.map(|beat| beat.deadline.since(heard.now).as_millis());
+    v1::MemberInfo {
+        member: name.to_string(),
+        member_epoch: member.epoch.0,
+        instance_id: member.instance.as_ref().map_or_else(String::new, ToString::to_string),
+        topics: member.topics.iter().map(ToString::to_string).collect(),
+        client: member.client.clone(),
+        ttl_ms: member.ttl_ms,
+        heartbeat_interval_ms: member.heartbeat_interval_ms,
+        draining: member.draining,
+        owned: count(member.owned.len()),
+        joined_at_unix_ms: member.joined_at.0,
+        lease_remaining_ms: remaining.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
+    }
+}
+
+fn partition_info(
+    id: &GroupId,
+    group: &Group,
+    partition: Partition,
+    found: &PartitionState,
+    heard: Heard<'_>,
+) -> v1::PartitionInfo {
+    let (state, acquired) = match &found.ownership {
+        Ownership::Free => (v1::OwnershipState::Free, false),
+        Ownership::Held { acquired, .. } => (v1::OwnershipState::Held, *acquired),
+        Ownership::Revoking { .. } => (v1::OwnershipState::Revoking, false),
+    };
+    let owner = found.ownership.owner();
+    let held = owner.and_then(|owner| held_by(id, owner, partition, found, heard));
+    let topic = group.topics.get(&partition.topic_id);
+    let target = group.target.get(&partition);
+    let text = |member: Option<&MemberId>| member.map_or_else(String::new, ToString::to_string);
+    v1::PartitionInfo {
+        partition: Some(partition_to_wire(partition)),
+        topic: topic.map_or_else(String::new, |topic| topic.name.to_string()),
+        state: state.into(),
+        member: text(owner),
+        epoch: found.epoch.map_or(0, tenure_model::Epoch::get),
+        committed: found.committed.as_ref().map(|committed| committed.next_offset.get()),
+        target_member: text(target),
+        acquired,
+        since_unix_ms: found.changed_time.0,
+        cause: cause(found, held.as_ref()),
+        position: held.as_ref().filter(|held| is_reading(held.phase)).map(|held| held.position),
+        error: error(found, held.as_ref()),
+    }
+}
+
+/// What the owner's last heartbeat says of this very grant.
+fn held_by(
+    group: &GroupId,
+    owner: &MemberId,
+    partition: Partition,
+    found: &PartitionState,
+    heard: Heard<'_>,
+) -> Option<Held> {
+    let beat = heard.beats.get(&(group.clone(), owner.clone()))?;
+    let same = |held: &&Held| held.partition == partition && Some(held.epoch) == found.epoch;
+    beat.held.iter().find(same).cloned()
+}
+
+const fn is_reading(phase: Phase) -> bool {
+    match phase {
+        Phase::Running | Phase::Draining => true,
+        Phase::Registering | Phase::Verifying | Phase::Resuming => false,
+    }
+}
+
+fn error(found: &PartitionState, held: Option<&Held>) -> String {
+    match held {
+        Some(held) if !held.error.is_empty() => held.error.clone(),
+        Some(_) | None => {
+            found.trouble.as_ref().map_or_else(String::new, |trouble| trouble.error.clone())
+        }
+    }
+}
+
+/// Why the partition is where it is, for people.
+fn cause(found: &PartitionState, held: Option<&Held>) -> String {
+    let freed = found.freed_by.map(freed_by);
+    match &found.ownership {
+        Ownership::Free => match (&found.trouble, freed) {
+            (Some(trouble), Some(freed)) if trouble.held_back => {
+                format!("{freed}; held back after {} failed acquires", trouble.failures)
+            }
+            (_, Some(freed)) => freed.to_owned(),
+            (_, None) => "never owned".to_owned(),
+        },
+        Ownership::Held { acquired: false, .. } => match held {
+            Some(held) => format!("acquiring: {} for {} ms", held.phase.as_str(), held.phase_ms),
+            None => "acquiring".to_owned(),
+        },
+        Ownership::Held { acquired: true, .. } => match freed {
+            Some(freed) => format!("granted after: {freed}"),
+            None => "first grant".to_owned(),
+        },
+        Ownership::Revoking { .. } => match held {
+            Some(held) => format!("revoked; {} for {} ms", held.phase.as_str(), held.phase_ms),
+            None => "revoked".to_owned(),
+        },
+    }
+}
+
+const fn freed_by(cause: FreeCause) -> &'static str {
+    match cause {
+        FreeCause::Released(ReleaseReason::Revoked) => "released when asked",
+        FreeCause::Released(ReleaseReason::Shutdown) => "owner shut down",
+        FreeCause::Released(ReleaseReason::LeaseLost) => "owner stopped: its lease ran out",
+        FreeCause::Released(ReleaseReason::Fenced) => "owner was fenced",
+        FreeCause::Released(ReleaseReason::AcquireFailed) => "owner could not acquire it",
+        FreeCause::Released(ReleaseReason::HandlerFailed) => "owner's handler failed",
+        FreeCause::Expired => "owner's lease expired",
+        FreeCause::Left => "owner left",
+        FreeCause::DrainDeadline => "drain deadline passed",
+        FreeCause::AcquireDeadline => "acquire deadline passed",
+    }
+}

@@ -1,5 +1,7 @@
 //! Bad input to every call: a stable code, a message with the next step, and nothing changes.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
+
 mod common;
 
 use common::*;
@@ -87,11 +89,8 @@ async fn malformed_commits_and_fetches_change_nothing() {
         next_offset: 51,
         metadata: vec![],
     };
-    let with = |commits| v1::CommitRequest {
-        group: GROUP.to_owned(),
-        member: "ann".to_owned(),
-        commits,
-    };
+    let with =
+        |commits| v1::CommitRequest { group: GROUP.to_owned(), member: "ann".to_owned(), commits };
     let one = |change: &dyn Fn(&mut v1::OffsetCommit)| {
         let mut line = line.clone();
         change(&mut line);
@@ -107,9 +106,13 @@ async fn malformed_commits_and_fetches_change_nothing() {
         ("unknown group", "UNKNOWN_GROUP", v1::CommitRequest { group: "no".into(), ..good() }),
         ("no partition", "INVALID_ARGUMENT", one(&|line| line.partition = None)),
         ("odd topic id", "INVALID_ARGUMENT", one(&|line| line.partition = odd(0, "../../x"))),
-        ("index too high", "INVALID_ARGUMENT", one(&|line| {
-            line.partition = odd(u32::MAX, &topic_id().to_string());
-        })),
+        (
+            "index too high",
+            "INVALID_ARGUMENT",
+            one(&|line| {
+                line.partition = odd(u32::MAX, &topic_id().to_string());
+            }),
+        ),
         ("epoch 0", "INVALID_ARGUMENT", one(&|line| line.epoch = 0)),
         ("epoch overflow", "INVALID_ARGUMENT", one(&|line| line.epoch = u64::MAX)),
         ("sequence 0", "INVALID_ARGUMENT", one(&|line| line.sequence = 0)),
@@ -180,36 +183,41 @@ async fn malformed_joins_change_nothing() {
         ("many topics", "TOO_LARGE", v1::Join { topics: vec!["t".into(); 1_001], ..good() }),
         ("ttl overflow", "INVALID_ARGUMENT", v1::Join { ttl_ms: u64::MAX, ..good() }),
         ("ttl 1", "INVALID_ARGUMENT", v1::Join { ttl_ms: 1, ..good() }),
-        ("slow heartbeat", "INVALID_ARGUMENT", v1::Join {
-            ttl_ms: 3_000,
-            heartbeat_interval_ms: 1_001,
-            ..good()
-        }),
+        (
+            "slow heartbeat",
+            "INVALID_ARGUMENT",
+            v1::Join { ttl_ms: 3_000, heartbeat_interval_ms: 1_001, ..good() },
+        ),
         ("weight", "INVALID_ARGUMENT", v1::Join { weight: 2, ..good() }),
         ("long client", "INVALID_ARGUMENT", v1::Join { client: "x".repeat(1_025), ..good() }),
         ("fence without sinks", "INVALID_ARGUMENT", v1::Join { settings: Some(fence), ..good() }),
         ("unknown home", "INVALID_ARGUMENT", v1::Join { settings: Some(unknown), ..good() }),
         ("other home", "SETTINGS_CONFLICT", v1::Join { settings: Some(other), ..good() }),
-        ("odd topic id", "INVALID_ARGUMENT", v1::Join {
-            report: vec![report(TOPIC, "x", 1)],
-            ..good()
-        }),
-        ("no partitions", "INVALID_ARGUMENT", v1::Join {
-            report: vec![report(TOPIC, &id, 0)],
-            ..good()
-        }),
-        ("too many partitions", "INVALID_ARGUMENT", v1::Join {
-            report: vec![report(TOPIC, &id, u32::MAX)],
-            ..good()
-        }),
-        ("topic id twice", "INVALID_ARGUMENT", v1::Join {
-            report: vec![report(TOPIC, &id, 1), report("other", &id, 1)],
-            ..good()
-        }),
-        ("another name for a topic id", "INVALID_ARGUMENT", v1::Join {
-            report: vec![report("other", &id, 1)],
-            ..good()
-        }),
+        (
+            "odd topic id",
+            "INVALID_ARGUMENT",
+            v1::Join { report: vec![report(TOPIC, "x", 1)], ..good() },
+        ),
+        (
+            "no partitions",
+            "INVALID_ARGUMENT",
+            v1::Join { report: vec![report(TOPIC, &id, 0)], ..good() },
+        ),
+        (
+            "too many partitions",
+            "INVALID_ARGUMENT",
+            v1::Join { report: vec![report(TOPIC, &id, u32::MAX)], ..good() },
+        ),
+        (
+            "topic id twice",
+            "INVALID_ARGUMENT",
+            v1::Join { report: vec![report(TOPIC, &id, 1), report("other", &id, 1)], ..good() },
+        ),
+        (
+            "another name for a topic id",
+            "INVALID_ARGUMENT",
+            v1::Join { report: vec![report("other", &id, 1)], ..good() },
+        ),
         ("membership that never was", "MEMBER_GONE", v1::Join { member_epoch: 77, ..good() }),
         ("another membership", "STALE_MEMBER", v1::Join { member_epoch: 77, ..join("ann", 1) }),
         ("10 MB", "TOO_LARGE", v1::Join { client: huge(), ..good() }),
@@ -266,20 +274,28 @@ async fn malformed_acts_are_answered_and_the_session_goes_on() {
         ("release twice", "INVALID_ARGUMENT", release(vec![same.clone(), same])),
         ("release reason", "INVALID_ARGUMENT", release(vec![released(&|r| r.reason = 42)])),
         ("release no reason", "INVALID_ARGUMENT", release(vec![released(&|r| r.reason = 0)])),
-        ("release overflow", "INVALID_ARGUMENT", release(vec![released(&|r| {
-            r.next_offset = Some(u64::MAX);
-        })])),
-        ("release long error", "INVALID_ARGUMENT", release(vec![released(&|r| {
-            r.error = "x".repeat(2_049);
-        })])),
+        (
+            "release overflow",
+            "INVALID_ARGUMENT",
+            release(vec![released(&|r| {
+                r.next_offset = Some(u64::MAX);
+            })]),
+        ),
+        (
+            "release long error",
+            "INVALID_ARGUMENT",
+            release(vec![released(&|r| {
+                r.error = "x".repeat(2_049);
+            })]),
+        ),
         ("release another epoch", "NOT_OWNED", release(vec![released(&|r| r.epoch += 9)])),
         ("report 0", "INVALID_ARGUMENT", topics(vec![report(0)])),
         ("report twice", "INVALID_ARGUMENT", topics(vec![report(1), report(1)])),
-        ("leave, long reason", "INVALID_ARGUMENT", Up::Leave(v1::Leave {
-            request: 1,
-            partitions: vec![],
-            reason: "x".repeat(1_025),
-        })),
+        (
+            "leave, long reason",
+            "INVALID_ARGUMENT",
+            Up::Leave(v1::Leave { request: 1, partitions: vec![], reason: "x".repeat(1_025) }),
+        ),
     ];
     let mut cases = Vec::new();
     for (what, code, up) in bad {
@@ -356,10 +372,22 @@ async fn malformed_requests_of_operators_and_observers_change_nothing() {
         member: member.to_owned(),
         undrain,
     };
-    cases.push(refused("drain a stranger", "UNKNOWN_MEMBER", client.operator.drain(drain("x", false)).await));
-    cases.push(refused("undrain", "NOTHING_TO_DO", client.operator.drain(drain("ann", true)).await));
+    cases.push(refused(
+        "drain a stranger",
+        "UNKNOWN_MEMBER",
+        client.operator.drain(drain("x", false)).await,
+    ));
+    cases.push(refused(
+        "undrain",
+        "NOTHING_TO_DO",
+        client.operator.drain(drain("ann", true)).await,
+    ));
     let wish = v1::RebalanceRequest { context: operator("test"), group: "no".to_owned() };
-    cases.push(refused("rebalance no group", "UNKNOWN_GROUP", client.operator.rebalance(wish).await));
+    cases.push(refused(
+        "rebalance no group",
+        "UNKNOWN_GROUP",
+        client.operator.rebalance(wish).await,
+    ));
 
     let verify = |group: &str, member: &str, grants| v1::VerifyRequest {
         group: group.to_owned(),

@@ -1,5 +1,7 @@
 //! Three nodes in one process, each with its own folder, over real gRPC.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
+
 mod common;
 
 use std::collections::BTreeMap;
@@ -70,14 +72,14 @@ async fn handoff_survives_the_end_of_the_raft_leader_with_one_owner_and_no_lost_
     let Rig { mut nodes, .. } = rig().await;
     let leader = leader_of(&nodes).await;
     let mut client = Client::of(&nodes[leader]).await;
-    let mut ann = client.open(join("ann", 2)).await.unwrap();
+    let mut ann = client.open(steady("ann", 2)).await.unwrap();
     ann.until("both partitions", |assignment| assignment.partitions.len() == 2).await;
     let grants = ann.assignment.partitions.clone();
     for grant in &grants {
         ann.acquire(grant).await;
         client.commit("ann", grant, 1, 100).await.unwrap();
     }
-    let mut bob = client.open(join("bob", 2)).await.unwrap();
+    let mut bob = client.open(steady("bob", 2)).await.unwrap();
     ann.until("a revoke", |assignment| assignment.partitions.iter().any(|p| p.revoking)).await;
     let asked = ann.assignment.partitions.iter().find(|p| p.revoking).unwrap().clone();
     let kept = ann.assignment.partitions.iter().find(|p| !p.revoking).unwrap().clone();
@@ -89,7 +91,7 @@ async fn handoff_survives_the_end_of_the_raft_leader_with_one_owner_and_no_lost_
     assert!(ann.heartbeat().await.is_err() && bob.heartbeat().await.is_err());
     let leader = leader_of(&nodes).await;
     let mut client = Client::of(&nodes[leader]).await;
-    let rejoin = |member: &str, member_epoch| v1::Join { member_epoch, ..join(member, 2) };
+    let rejoin = |member: &str, member_epoch| v1::Join { member_epoch, ..steady(member, 2) };
     let mut ann = client.open(rejoin("ann", ann.member_epoch)).await.unwrap();
     let mut bob = client.open(rejoin("bob", bob.member_epoch)).await.unwrap();
     let same = |session: &Session, grant: &v1::Assigned| {
@@ -136,7 +138,10 @@ async fn member_that_never_comes_back_is_expired_by_the_next_raft_leader() {
     let mut bob = client.open(join("bob", 1)).await.unwrap();
     bob.until("ann's partition", |assignment| !assignment.partitions.is_empty()).await;
     let late = client.commit("ann", &old, 1, 5).await.unwrap_err();
-    assert_eq!((late.code.as_str(), late.current_epoch), ("FENCED", bob.assigned(0).unwrap().epoch));
+    assert_eq!(
+        (late.code.as_str(), late.current_epoch),
+        ("FENCED", bob.assigned(0).unwrap().epoch)
+    );
     stop_all(nodes).await;
 }
 
@@ -145,7 +150,7 @@ async fn cluster_restarted_from_disk_has_the_same_state() {
     let Rig { settings, nodes, .. } = rig().await;
     let leader = leader_of(&nodes).await;
     let mut client = Client::of(&nodes[leader]).await;
-    let mut ann = client.open(v1::Join { ttl_ms: 60_000, ..join("ann", 3) }).await.unwrap();
+    let mut ann = client.open(steady("ann", 3)).await.unwrap();
     ann.until("all", |assignment| assignment.partitions.len() == 3).await;
     for (grant, offset) in ann.assignment.partitions.clone().iter().zip(10..) {
         ann.acquire(grant).await;

@@ -226,6 +226,11 @@ pub fn join(member: &str, partition_count: u32) -> v1::Join {
     }
 }
 
+/// A join whose lease no busy machine outlasts.
+pub fn steady(member: &str, partition_count: u32) -> v1::Join {
+    v1::Join { ttl_ms: 30_000, ..join(member, partition_count) }
+}
+
 pub fn operator(reason: &str) -> Option<v1::OperatorContext> {
     Some(v1::OperatorContext {
         request_id: String::new(),
@@ -233,6 +238,21 @@ pub fn operator(reason: &str) -> Option<v1::OperatorContext> {
         actor: "test".to_owned(),
         dry_run: false,
     })
+}
+
+/// Waits, with heartbeats of both, until their assignments are as wanted.
+pub async fn together_until(
+    what: &str,
+    one: &mut Session,
+    other: &mut Session,
+    wanted: impl Fn(&v1::Assignment, &v1::Assignment) -> bool,
+) {
+    let end = Instant::now() + PATIENCE;
+    while !wanted(&one.assignment, &other.assignment) {
+        assert!(Instant::now() < end, "not in time: {what}");
+        one.heartbeat().await.unwrap();
+        other.heartbeat().await.unwrap();
+    }
 }
 
 /// One member's stream.

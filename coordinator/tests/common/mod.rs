@@ -25,12 +25,15 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
 /// No condition of these tests takes longer on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub const TTL_MS: u64 = 1_500;
+pub(crate) const TTL_MS: u64 = 1_500;
 
 /// Waits until `look` finds something.
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+pub(crate) async fn until<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut look: impl FnMut() -> F,
+) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look().await {
@@ -42,7 +45,7 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl 
 }
 
 /// Settings of one node that founds its own cluster.
-pub fn lone(folder: &Path) -> NodeSettings {
+pub(crate) fn lone(folder: &Path) -> NodeSettings {
     let mut settings = NodeSettings { data_dir: folder.to_owned(), ..NodeSettings::dev() };
     hasten(&mut settings);
     settings
@@ -63,7 +66,7 @@ fn free_port() -> SocketAddr {
 }
 
 /// Settings of `count` nodes of one cluster, each with a folder of its own below `folder`.
-pub fn cluster(folder: &Path, count: u64) -> Vec<NodeSettings> {
+pub(crate) fn cluster(folder: &Path, count: u64) -> Vec<NodeSettings> {
     let addresses: Vec<(SocketAddr, SocketAddr)> =
         (0..count).map(|_| (free_port(), free_port())).collect();
     let peers: Vec<Peer> = (1..)
@@ -93,14 +96,14 @@ pub fn cluster(folder: &Path, count: u64) -> Vec<NodeSettings> {
 }
 
 /// Starts all nodes at once: founders wait for each other.
-pub async fn start_all(settings: &[NodeSettings]) -> Vec<Node> {
+pub(crate) async fn start_all(settings: &[NodeSettings]) -> Vec<Node> {
     let starts = settings.iter().map(|settings| Node::start(settings.clone()));
     let started = timeout(PATIENCE, futures::future::join_all(starts)).await.unwrap();
     started.into_iter().map(Result::unwrap).collect()
 }
 
 /// Position of the node that leads.
-pub async fn leader_of(nodes: &[Node]) -> usize {
+pub(crate) async fn leader_of(nodes: &[Node]) -> usize {
     until("a raft leader", || async {
         nodes.iter().position(|node| node.raft().leadership().borrow().is_me)
     })
@@ -108,25 +111,25 @@ pub async fn leader_of(nodes: &[Node]) -> usize {
 }
 
 /// The replicated state of a node, without what only says how far it is.
-pub fn state_of(node: &Node) -> State {
+pub(crate) fn state_of(node: &Node) -> State {
     node.raft().with_machine(|machine| machine.state().clone())
 }
 
-pub async fn channel(address: SocketAddr) -> Channel {
+pub(crate) async fn channel(address: SocketAddr) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     until("a connection", || async { endpoint.connect().await.ok() }).await
 }
 
 /// Clients of all services of one node.
-pub struct Client {
-    pub membership: MembershipClient<Channel>,
-    pub offsets: OffsetsClient<Channel>,
-    pub ownership: OwnershipClient<Channel>,
-    pub operator: OperatorClient<Channel>,
+pub(crate) struct Client {
+    pub(crate) membership: MembershipClient<Channel>,
+    pub(crate) offsets: OffsetsClient<Channel>,
+    pub(crate) ownership: OwnershipClient<Channel>,
+    pub(crate) operator: OperatorClient<Channel>,
 }
 
 impl Client {
-    pub async fn of(node: &Node) -> Self {
+    pub(crate) async fn of(node: &Node) -> Self {
         let channel = channel(node.client_address()).await;
         Self {
             membership: MembershipClient::new(channel.clone()),
@@ -136,7 +139,7 @@ impl Client {
         }
     }
 
-    pub async fn open(&mut self, join: v1::Join) -> Result<Session, Status> {
+    pub(crate) async fn open(&mut self, join: v1::Join) -> Result<Session, Status> {
         let mut session = self.stream().await?;
         session.send(Up::Join(join)).await;
         match session.next().await? {
@@ -151,7 +154,7 @@ impl Client {
     }
 
     /// A session without a join.
-    pub async fn stream(&mut self) -> Result<Session, Status> {
+    pub(crate) async fn stream(&mut self) -> Result<Session, Status> {
         let (up, messages) = mpsc::channel(64);
         let answer = self.membership.session(ReceiverStream::new(messages)).await?;
         Ok(Session {
@@ -164,7 +167,7 @@ impl Client {
         })
     }
 
-    pub async fn commit(
+    pub(crate) async fn commit(
         &mut self,
         member: &str,
         assigned: &v1::Assigned,
@@ -187,7 +190,10 @@ impl Client {
         answer.verdicts.remove(0).error.map_or(Ok(()), Err)
     }
 
-    pub async fn committed(&mut self, partition: &v1::Partition) -> Result<Option<u64>, v1::Error> {
+    pub(crate) async fn committed(
+        &mut self,
+        partition: &v1::Partition,
+    ) -> Result<Option<u64>, v1::Error> {
         let request =
             v1::FetchRequest { group: GROUP.to_owned(), partitions: vec![partition.clone()] };
         let answer = self.offsets.fetch(request).await;
@@ -195,24 +201,24 @@ impl Client {
         Ok(answer.offsets.remove(0).next_offset)
     }
 
-    pub async fn describe(&mut self) -> v1::DescribeGroupResponse {
+    pub(crate) async fn describe(&mut self) -> v1::DescribeGroupResponse {
         let request = v1::DescribeGroupRequest { group: GROUP.to_owned() };
         self.ownership.describe_group(request).await.unwrap().into_inner()
     }
 }
 
-pub const GROUP: &str = "orders";
-pub const TOPIC: &str = "orders-topic";
+pub(crate) const GROUP: &str = "orders";
+pub(crate) const TOPIC: &str = "orders-topic";
 
-pub fn topic_id() -> TopicId {
+pub(crate) fn topic_id() -> TopicId {
     TopicId::of_name(&TopicName::new(TOPIC).unwrap())
 }
 
-pub fn partition(index: u32) -> v1::Partition {
+pub(crate) fn partition(index: u32) -> v1::Partition {
     v1::Partition { topic_id: topic_id().to_string(), index }
 }
 
-pub fn join(member: &str, partition_count: u32) -> v1::Join {
+pub(crate) fn join(member: &str, partition_count: u32) -> v1::Join {
     v1::Join {
         group: GROUP.to_owned(),
         member: member.to_owned(),
@@ -227,11 +233,11 @@ pub fn join(member: &str, partition_count: u32) -> v1::Join {
 }
 
 /// A join whose lease no busy machine outlasts.
-pub fn steady(member: &str, partition_count: u32) -> v1::Join {
+pub(crate) fn steady(member: &str, partition_count: u32) -> v1::Join {
     v1::Join { ttl_ms: 30_000, ..join(member, partition_count) }
 }
 
-pub fn operator(reason: &str) -> Option<v1::OperatorContext> {
+pub(crate) fn operator(reason: &str) -> Option<v1::OperatorContext> {
     Some(v1::OperatorContext {
         request_id: String::new(),
         reason: reason.to_owned(),
@@ -241,7 +247,7 @@ pub fn operator(reason: &str) -> Option<v1::OperatorContext> {
 }
 
 /// Waits, with heartbeats of both, until their assignments are as wanted.
-pub async fn together_until(
+pub(crate) async fn together_until(
     what: &str,
     one: &mut Session,
     other: &mut Session,
@@ -256,23 +262,23 @@ pub async fn together_until(
 }
 
 /// One member's stream.
-pub struct Session {
-    pub up: mpsc::Sender<v1::SessionUp>,
-    pub down: Streaming<v1::SessionDown>,
-    pub sequence: u64,
-    pub member_epoch: u64,
-    pub assignment: v1::Assignment,
-    pub joined: v1::Joined,
+pub(crate) struct Session {
+    pub(crate) up: mpsc::Sender<v1::SessionUp>,
+    pub(crate) down: Streaming<v1::SessionDown>,
+    pub(crate) sequence: u64,
+    pub(crate) member_epoch: u64,
+    pub(crate) assignment: v1::Assignment,
+    pub(crate) joined: v1::Joined,
 }
 
 impl Session {
-    pub async fn send(&mut self, up: Up) {
+    pub(crate) async fn send(&mut self, up: Up) {
         // A session that has ended answers by its end.
         drop(self.up.send(v1::SessionUp { up: Some(up) }).await);
     }
 
     /// The next message; nothing at the end of the stream.
-    pub async fn next(&mut self) -> Result<Option<Down>, Status> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Down>, Status> {
         let next = timeout(PATIENCE, self.down.message()).await.expect("an answer in time");
         let down = next?.map(|message| message.down.expect("this version knows the message"));
         if let Some(Down::Assignment(assignment)) = &down {
@@ -288,11 +294,11 @@ impl Session {
     }
 
     /// Sends a heartbeat and waits for its answer.
-    pub async fn heartbeat(&mut self) -> Result<v1::HeartbeatAnswer, String> {
+    pub(crate) async fn heartbeat(&mut self) -> Result<v1::HeartbeatAnswer, String> {
         self.heartbeat_with(vec![]).await
     }
 
-    pub async fn heartbeat_with(
+    pub(crate) async fn heartbeat_with(
         &mut self,
         held: Vec<v1::HeldPartition>,
     ) -> Result<v1::HeartbeatAnswer, String> {
@@ -317,7 +323,7 @@ impl Session {
     }
 
     /// Waits, with heartbeats, until the assignment is as wanted.
-    pub async fn until(
+    pub(crate) async fn until(
         &mut self,
         what: &str,
         wanted: impl Fn(&v1::Assignment) -> bool,
@@ -330,13 +336,13 @@ impl Session {
         self.assignment.clone()
     }
 
-    pub fn assigned(&self, index: u32) -> Option<v1::Assigned> {
+    pub(crate) fn assigned(&self, index: u32) -> Option<v1::Assigned> {
         let found = |assigned: &&v1::Assigned| assigned.partition == Some(partition(index));
         self.assignment.partitions.iter().find(found).cloned()
     }
 
     /// Sends an act and waits for its verdict.
-    pub async fn act(&mut self, request: u64, up: Up) -> Result<(), v1::Error> {
+    pub(crate) async fn act(&mut self, request: u64, up: Up) -> Result<(), v1::Error> {
         self.send(up).await;
         loop {
             match self.next().await.unwrap() {
@@ -350,7 +356,7 @@ impl Session {
         }
     }
 
-    pub async fn acquire(&mut self, assigned: &v1::Assigned) {
+    pub(crate) async fn acquire(&mut self, assigned: &v1::Assigned) {
         let acquired = v1::Acquired {
             request: 1_000 + assigned.epoch,
             partition: assigned.partition.clone(),
@@ -361,7 +367,7 @@ impl Session {
         self.act(acquired.request, Up::Acquired(acquired)).await.unwrap();
     }
 
-    pub async fn release(
+    pub(crate) async fn release(
         &mut self,
         assigned: &v1::Assigned,
         next_offset: Option<u64>,

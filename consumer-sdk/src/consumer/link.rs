@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tenure_model::{CommitSequence, Epoch, NextOffset, Partition};
+use tokio::sync::{mpsc, oneshot};
 
+use super::batcher::{Queued, send_batches};
 use crate::grant::Grant;
 use crate::session::{CallError, OffsetCommit, Phase, ReleaseReason, SessionHandle};
 use crate::sink::Verified;
@@ -61,13 +63,32 @@ pub(crate) trait Link: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<(), CallError>>;
 }
 
+/// Session with a real coordinator.
+pub(super) struct SessionLink {
+    session: SessionHandle,
+    commits: mpsc::UnboundedSender<Queued>,
+}
+
+impl SessionLink {
+    /// Link of a session; commits go out in batches until it is dropped.
+    pub(super) fn new(session: SessionHandle) -> Self {
+        let (commits, queue) = mpsc::unbounded_channel();
+        let coordinator = session.coordinator();
+        drop(tokio::spawn(send_batches(queue, move |group, member, commits, deadline| {
+            let coordinator = coordinator.clone();
+            async move { coordinator.commit(&group, &member, commits, deadline).await }
+        })));
+        Self { session, commits }
+    }
+}
+
 fn no_verdict() -> CallError {
     CallError::Unknown { attempts: 1, last: "the answer has no verdict".to_owned() }
 }
 
-impl Link for SessionHandle {
+impl Link for SessionLink {
     fn report_topics(&self, topics: Vec<TopicInfo>) {
-        SessionHandle::report_topics(self, topics);
+        self.session.report_topics(topics);
     }
 
     fn acquired(
@@ -77,7 +98,7 @@ impl Link for SessionHandle {
         home_initialised: bool,
         resume: NextOffset,
     ) {
-        SessionHandle::acquired(self, partition, epoch, home_initialised, resume);
+        self.session.acquired(partition, epoch, home_initialised, resume);
     }
 
     fn phase(
@@ -88,7 +109,7 @@ impl Link for SessionHandle {
         position: NextOffset,
         error: Option<String>,
     ) {
-        SessionHandle::phase(self, partition, epoch, phase, position, error);
+        self.session.phase(partition, epoch, phase, position, error);
     }
 
     fn release(
@@ -99,15 +120,15 @@ impl Link for SessionHandle {
         reason: ReleaseReason,
         error: String,
     ) {
-        SessionHandle::release(self, partition, epoch, next_offset, reason, error);
+        self.session.release(partition, epoch, next_offset, reason, error);
     }
 
     fn leave(&self, deadline: Duration) -> BoxFuture<'_, ()> {
-        Box::pin(SessionHandle::leave(self, deadline))
+        Box::pin(self.session.leave(deadline))
     }
 
     fn is_ready(&self) -> bool {
-        SessionHandle::is_ready(self)
+        self.session.is_ready()
     }
 
     fn verify<'a>(
@@ -117,7 +138,7 @@ impl Link for SessionHandle {
     ) -> BoxFuture<'a, Result<Verified, CallError>> {
         Box::pin(async move {
             let grants = [(grant.partition, grant.epoch)];
-            let coordinator = self.coordinator();
+            let coordinator = self.session.coordinator();
             let verdicts =
                 coordinator.verify(&grant.group, &grant.member, &grants, deadline).await?;
             let ok =
@@ -141,10 +162,12 @@ impl Link for SessionHandle {
                 next_offset,
                 metadata: Vec::new(),
             };
-            let coordinator = self.coordinator();
-            let verdicts =
-                coordinator.commit(&grant.group, &grant.member, vec![commit], deadline).await?;
-            verdicts.into_iter().next().ok_or_else(no_verdict)?.map_err(CallError::Refused)
+            let (verdict, answered) = oneshot::channel();
+            let (group, member) = (grant.group.clone(), grant.member.clone());
+            let queued = Queued { group, member, commit, deadline, verdict };
+            // Refused or dropped by a batcher that has ended with the runtime: there is no verdict either way.
+            let _queued = self.commits.send(queued);
+            answered.await.unwrap_or_else(|_| Err(no_verdict()))
         })
     }
 }

@@ -4,6 +4,7 @@
 //! hold up for the others.
 
 mod acquire;
+mod batcher;
 mod builder;
 mod counters;
 mod end;
@@ -162,7 +163,7 @@ impl<S: FencedSink> Consumer<S> {
         Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
         let (session, events) = Session::start(self.session.clone());
-        self.run_with(Arc::new(session), events, handler).await
+        self.run_with(Arc::new(link::SessionLink::new(session)), events, handler).await
     }
 
     /// As [`Consumer::run`], on a session that something else has started.

@@ -55,7 +55,7 @@ const REFUSED: [(&str, &str); 14] = [
 ];
 
 /// Defaults of this crate where they differ from librdkafka's.
-const DEFAULTS: [(&str, &str); 11] = [
+const DEFAULTS: [(&str, &str); 12] = [
     ("enable.auto.commit", "false"),
     ("enable.auto.offset.store", "false"),
     ("auto.offset.reset", "error"),
@@ -68,6 +68,8 @@ const DEFAULTS: [(&str, &str); 11] = [
     // A partition that was just opened waits for the request that is under way for the others: 64 ms in the middle at
     // 100, 6 to 20 ms at 20 (Kafka 4.3.1), for 0.6 % of a core more.
     ("fetch.wait.max.ms", "20"),
+    // The default of 10000 leaves partitions unread for seconds after a broker is back.
+    ("reconnect.backoff.max.ms", "1000"),
     ("fetch.message.max.bytes", "1048576"),
     ("allow.auto.create.topics", "false"),
     ("topic.metadata.refresh.interval.ms", "30000"),

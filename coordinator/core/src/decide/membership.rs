@@ -325,7 +325,7 @@ fn grow_topics(
         if slot.0 != &report.topic {
             return Err(Rejection::Invalid {
                 what: format!(
-                    "topic id {} is known as {}, not {}",
+                    "topic id {} is known as {}, not {}: report it under its name",
                     report.topic_id, slot.0, report.topic
                 ),
             });

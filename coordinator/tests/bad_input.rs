@@ -80,7 +80,7 @@ async fn rig() -> Rig {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_commits_and_fetches_change_nothing() {
-    let Rig { node, mut client, ann, before, .. } = rig().await;
+    let Rig { node, mut client, ann, before, _folder, .. } = rig().await;
     let grant = ann.assigned(0).unwrap();
     let line = v1::OffsetCommit {
         partition: grant.partition.clone(),
@@ -162,7 +162,7 @@ async fn malformed_commits_and_fetches_change_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_joins_change_nothing() {
-    let Rig { node, mut client, before, .. } = rig().await;
+    let Rig { node, mut client, before, _folder, .. } = rig().await;
     let good = || join("bob", 1);
     let report = |topic: &str, topic_id: &str, partition_count| v1::TopicReport {
         topic: topic.to_owned(),
@@ -242,7 +242,7 @@ async fn malformed_joins_change_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_acts_are_answered_and_the_session_goes_on() {
-    let Rig { node, mut ann, before, .. } = rig().await;
+    let Rig { node, mut ann, before, _folder, .. } = rig().await;
     let grant = ann.assigned(0).unwrap();
     let released = |change: &dyn Fn(&mut v1::Released)| {
         let mut released = v1::Released {
@@ -314,7 +314,7 @@ async fn malformed_acts_are_answered_and_the_session_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_requests_of_operators_and_observers_change_nothing() {
-    let Rig { node, mut client, ann, before, .. } = rig().await;
+    let Rig { node, mut client, ann, before, _folder, .. } = rig().await;
     let grant = ann.assigned(0).unwrap();
     let mut cases = Vec::new();
     let context = |change: &dyn Fn(&mut v1::OperatorContext)| {

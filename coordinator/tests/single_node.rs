@@ -29,7 +29,7 @@ async fn rig() -> Rig {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_joins_is_granted_acquires_commits_and_leaves() {
-    let Rig { node, mut client, .. } = rig().await;
+    let Rig { node, mut client, _folder, .. } = rig().await;
     let mut ann = client.open(steady("ann", 2)).await.unwrap();
     assert_eq!((ann.joined.ttl_ms, ann.joined.heartbeat_interval_ms), (30_000, 9_000));
     assert_eq!(ann.joined.node_address, node.client_address().to_string());
@@ -83,7 +83,7 @@ async fn member_joins_is_granted_acquires_commits_and_leaves() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_owner_is_expired_and_its_late_commit_is_fenced_by_the_current_epoch() {
-    let Rig { node, mut client, .. } = rig().await;
+    let Rig { node, mut client, _folder, .. } = rig().await;
     let mut ann = client.open(join("ann", 1)).await.unwrap();
     ann.until("the partition", |assignment| !assignment.partitions.is_empty()).await;
     let old = ann.assigned(0).unwrap();
@@ -117,7 +117,7 @@ async fn silent_owner_is_expired_and_its_late_commit_is_fenced_by_the_current_ep
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_of_a_member_that_kept_its_partition_is_accepted_although_the_group_changed() {
-    let Rig { node, mut client, .. } = rig().await;
+    let Rig { node, mut client, _folder, .. } = rig().await;
     let mut ann = client.open(steady("ann", 2)).await.unwrap();
     ann.until("both partitions", |assignment| assignment.partitions.len() == 2).await;
     for grant in ann.assignment.partitions.clone() {
@@ -204,7 +204,7 @@ async fn grant_that_is_never_acquired_goes_back_and_is_granted_again_after_a_bac
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_is_taken_up_again_with_the_same_grants() {
-    let Rig { node, mut client, .. } = rig().await;
+    let Rig { node, mut client, _folder, .. } = rig().await;
     let mut ann = client.open(steady("ann", 1)).await.unwrap();
     ann.until("the partition", |assignment| !assignment.partitions.is_empty()).await;
     let (epoch, member_epoch) = (ann.assigned(0).unwrap().epoch, ann.member_epoch);
@@ -223,7 +223,7 @@ async fn session_is_taken_up_again_with_the_same_grants() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_tells_the_moves_and_changes_nothing() {
-    let Rig { node, mut client, .. } = rig().await;
+    let Rig { node, mut client, _folder, .. } = rig().await;
     let mut ann = client.open(steady("ann", 4)).await.unwrap();
     let mut bob = client.open(steady("bob", 4)).await.unwrap();
     ann.until("half", |assignment| assignment.partitions.len() == 2).await;
@@ -262,7 +262,7 @@ async fn dry_run_tells_the_moves_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_and_reflection_answer() {
-    let Rig { node, .. } = rig().await;
+    let Rig { node, _folder, .. } = rig().await;
     let channel = channel(node.client_address()).await;
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
     for service in ["tenure.v1.Membership", "tenure.v1.Offsets", "tenure.v1.Ownership", ""] {
@@ -277,7 +277,7 @@ async fn health_and_reflection_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_tells_sessions_and_calls_where_they_stand() {
-    let Rig { node, mut client, .. } = rig().await;
+    let Rig { node, mut client, _folder, .. } = rig().await;
     let mut ann = client.open(join("ann", 1)).await.unwrap();
     let stopping = tokio::spawn(async move {
         tokio::time::timeout(Duration::from_secs(20), node.shutdown()).await.unwrap();

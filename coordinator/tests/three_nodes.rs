@@ -32,7 +32,7 @@ async fn stop_all(nodes: Vec<Node>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn follower_answers_with_the_address_of_the_raft_leader() {
-    let Rig { nodes, .. } = rig().await;
+    let Rig { nodes, _folder, .. } = rig().await;
     let leader = leader_of(&nodes).await;
     let address = nodes[leader].client_address().to_string();
     let follower = &nodes[(leader + 1) % 3];
@@ -69,7 +69,7 @@ async fn follower_answers_with_the_address_of_the_raft_leader() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handoff_survives_the_end_of_the_raft_leader_with_one_owner_and_no_lost_commit() {
-    let Rig { mut nodes, .. } = rig().await;
+    let Rig { mut nodes, _folder, .. } = rig().await;
     let leader = leader_of(&nodes).await;
     let mut client = Client::of(&nodes[leader]).await;
     let mut ann = client.open(steady("ann", 2)).await.unwrap();
@@ -126,7 +126,7 @@ async fn handoff_survives_the_end_of_the_raft_leader_with_one_owner_and_no_lost_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_that_never_comes_back_is_expired_by_the_next_raft_leader() {
-    let Rig { mut nodes, .. } = rig().await;
+    let Rig { mut nodes, _folder, .. } = rig().await;
     let leader = leader_of(&nodes).await;
     let mut client = Client::of(&nodes[leader]).await;
     let mut ann = client.open(join("ann", 1)).await.unwrap();
@@ -147,7 +147,7 @@ async fn member_that_never_comes_back_is_expired_by_the_next_raft_leader() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_restarted_from_disk_has_the_same_state() {
-    let Rig { settings, nodes, .. } = rig().await;
+    let Rig { settings, nodes, _folder, .. } = rig().await;
     let leader = leader_of(&nodes).await;
     let mut client = Client::of(&nodes[leader]).await;
     let mut ann = client.open(steady("ann", 3)).await.unwrap();

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tenure_core::command::{MemberRef, SilentMember};
-use tenure_model::{GroupId, MemberEpoch, MemberId, Term, Tick};
+use tenure_model::{GroupId, MemberEpoch, MemberId, Tick};
 
 use crate::settings::Deadlines;
 
@@ -108,7 +108,6 @@ struct Lease {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
-    term: Term,
     rules: Rules,
     leases: BTreeMap<MemberRef, Lease>,
     /// One line per lease that is not expiring: when to look at it again, never late.
@@ -123,9 +122,8 @@ pub(crate) struct LeaseTable {
 }
 
 impl LeaseTable {
-    pub(crate) fn new(term: Term, rules: Rules) -> Self {
+    pub(crate) const fn new(rules: Rules) -> Self {
         Self {
-            term,
             rules,
             leases: BTreeMap::new(),
             checks: BTreeSet::new(),
@@ -135,11 +133,6 @@ impl LeaseTable {
             paused_until: None,
             is_resumed: false,
         }
-    }
-
-    /// Term that the table belongs to.
-    pub(crate) const fn term(&self) -> Term {
-        self.term
     }
 
     /// Takes a member in with its full ttl from `now`; changes the lengths of one that is in already.

@@ -165,10 +165,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // The driver ends the sessions, the listener its calls; what they held of raft goes with them.
         self.closing.send_replace(true);
-        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            task.abort();
-        }
     }
 }
 

@@ -121,13 +121,14 @@ impl Driver {
                     }
                     self.follow_leadership();
                 }
+                // Before all input: what is due is never starved by it.
+                _ = tick.tick() => self.tick(),
                 change = self.changes.recv() => {
                     if !self.follow_change(change) {
                         break;
                     }
                     self.flush();
                 }
-                _ = tick.tick() => self.tick(),
                 Some(done) = self.work.next() => self.done(done),
                 input = self.inputs.recv() => match input {
                     Some(input) => self.take(input),

@@ -69,7 +69,7 @@ impl Reign {
         let mut reign = Self {
             term,
             built_at: Index::default(),
-            table: LeaseTable::new(term, Rules::from(deadlines)),
+            table: LeaseTable::new(Rules::from(deadlines)),
             timers: Timers::new(settings.as_ref().into()),
             settling: Settling::new(
                 Duration::from_millis(deadlines.settle_ms),
@@ -334,8 +334,9 @@ impl Reign {
                 partition: assigned.partition,
                 epoch: assigned.epoch,
             };
-            // A revocation that the timers do not know yet cannot be in a flushed state.
-            let remaining = self.timers.drain_remaining(&grant, from).unwrap_or_default();
+            // A revocation that the timers have not seen yet gets at least the full length.
+            let full = Duration::from_millis(self.settings.deadlines.drain_deadline_ms);
+            let remaining = self.timers.drain_remaining(&grant, from).unwrap_or(full);
             u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)
         }))
     }

@@ -10,8 +10,9 @@ use tenure_model::limits::ENTRY_COMMANDS_MAX;
 use tenure_model::{ErrorCode, GroupId, Index, Term, Tick};
 
 use super::Driver;
+use super::deadlines::Due;
 use super::proposer::{Proposer, Verdict};
-use super::reign::WaitingMembers;
+use super::reign::{Reign, WaitingMembers};
 use crate::lease::Notice;
 use crate::machine::GroupMachine;
 use crate::planning;
@@ -77,60 +78,10 @@ impl Driver {
     /// Marks what is due and proposes it; begins plans and the confirmation that waiting heartbeats need.
     pub(super) fn work_off(&mut self, now: Tick) {
         let Some(reign) = &mut self.reign else { return };
-        let (term, notice) = (reign.term, reign.table.check(now));
-        debug_assert_eq!(term, reign.table.term());
-        tell(notice);
-        let expiring: Vec<MemberRef> = reign.table.expiring().take(LINES_MAX).cloned().collect();
-        let mut silent = reign.table.silence_to_log(now);
-        silent.truncate(LINES_MAX);
-        let mut heard = reign.table.heard_to_log();
-        heard.truncate(LINES_MAX);
-        let mut due = reign.timers.due(now);
-        due.drains.truncate(LINES_MAX);
-        due.acquires.truncate(LINES_MAX);
-        due.holds.truncate(LINES_MAX);
-
-        let named: Vec<MemberRef> = silent.iter().map(|silent| silent.member.clone()).collect();
-        let lanes = [
-            (
-                Lane::Expire,
-                expiring.clone(),
-                expiring.is_empty(),
-                Command::ExpireMembers { term, members: expiring },
-            ),
-            (
-                Lane::Silence,
-                named,
-                silent.is_empty(),
-                Command::MarkMembersSilent { term, members: silent },
-            ),
-            (
-                Lane::Hear,
-                heard.clone(),
-                heard.is_empty(),
-                Command::MarkMembersHeard { term, members: heard },
-            ),
-            (
-                Lane::TakeBackDrained,
-                vec![],
-                due.drains.is_empty(),
-                Command::ExpireRevocations { term, grants: due.drains },
-            ),
-            (
-                Lane::TakeBackUnacquired,
-                vec![],
-                due.acquires.is_empty(),
-                Command::ExpireAcquisitions { term, grants: due.acquires },
-            ),
-            (
-                Lane::LiftHolds,
-                vec![],
-                due.holds.is_empty(),
-                Command::LiftHolds { term, partitions: due.holds },
-            ),
-        ];
-        for (lane, members, is_empty, command) in lanes {
-            if !is_empty && self.lanes.is_free(lane, now) {
+        let term = reign.term;
+        tell(reign.table.check(now));
+        for Proposal { lane, members, command } in due(reign, now) {
+            if self.lanes.is_free(lane, now) {
                 self.propose(term, lane, members, command);
             }
         }
@@ -279,6 +230,51 @@ impl Driver {
             }
         }
     }
+}
+
+/// A command that is due.
+struct Proposal {
+    lane: Lane,
+    /// The members that it names, where the verdicts matter.
+    members: Vec<MemberRef>,
+    command: Command,
+}
+
+/// Everything that is due, whether it is under way or not.
+fn due(reign: &Reign, now: Tick) -> Vec<Proposal> {
+    let term = reign.term;
+    let mut proposals = Vec::new();
+    let mut add = |lane, members, command| proposals.push(Proposal { lane, members, command });
+    let members: Vec<MemberRef> = reign.table.expiring().take(LINES_MAX).cloned().collect();
+    if !members.is_empty() {
+        add(Lane::Expire, members.clone(), Command::ExpireMembers { term, members });
+    }
+    let mut silent = reign.table.silence_to_log(now);
+    silent.truncate(LINES_MAX);
+    if !silent.is_empty() {
+        let members = silent.iter().map(|silent| silent.member.clone()).collect();
+        add(Lane::Silence, members, Command::MarkMembersSilent { term, members: silent });
+    }
+    let mut members = reign.table.heard_to_log();
+    members.truncate(LINES_MAX);
+    if !members.is_empty() {
+        add(Lane::Hear, members.clone(), Command::MarkMembersHeard { term, members });
+    }
+    let Due { mut drains, mut acquires, mut holds } = reign.timers.due(now);
+    drains.truncate(LINES_MAX);
+    if !drains.is_empty() {
+        add(Lane::TakeBackDrained, vec![], Command::ExpireRevocations { term, grants: drains });
+    }
+    acquires.truncate(LINES_MAX);
+    if !acquires.is_empty() {
+        let command = Command::ExpireAcquisitions { term, grants: acquires };
+        add(Lane::TakeBackUnacquired, vec![], command);
+    }
+    holds.truncate(LINES_MAX);
+    if !holds.is_empty() {
+        add(Lane::LiftHolds, vec![], Command::LiftHolds { term, partitions: holds });
+    }
+    proposals
 }
 
 async fn plan_group(

@@ -31,7 +31,7 @@ fn lengths() -> Lengths {
 
 /// Runs a script of `TIME ACT [MEMBER] [NUMBER]`, in milliseconds; what the table has to say is one line per act.
 fn run(rules: Rules, script: &str) -> String {
-    let mut table = LeaseTable::new(Term(3), rules);
+    let mut table = LeaseTable::new(rules);
     let mut told = String::new();
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -237,7 +237,7 @@ fn gap_of_the_loop_moves_every_deadline() {
 
 #[test]
 fn longer_ttl_counts_at_once() {
-    let mut table = LeaseTable::new(Term(1), RULES);
+    let mut table = LeaseTable::new(RULES);
     table.admit(&member("ann"), lengths(), at(0));
     table.admit(&member("ann"), Lengths { ttl: Duration::from_secs(30), ..lengths() }, at(1));
     assert_eq!(table.deadline(&member("ann")), Some(at(30_000)));
@@ -313,7 +313,7 @@ proptest! {
         let settings = LeaseSettings::default();
         let lengths = Lengths { ttl: settings.ttl(), interval: settings.heartbeat_interval() };
         let ann = member("ann");
-        let mut table = LeaseTable::new(Term(1), RULES);
+        let mut table = LeaseTable::new(RULES);
         let mut now = 0;
         table.admit(&ann, lengths, at(now));
         // The deadline that the member believes in, on the coordinator's clock.
@@ -360,14 +360,14 @@ proptest! {
         let lengths = Lengths { ttl: settings.ttl(), interval: settings.heartbeat_interval() };
         let ann = member("ann");
         let receipt = heard_ms + travel_ms;
-        let mut first = LeaseTable::new(Term(1), RULES);
+        let mut first = LeaseTable::new(RULES);
         first.admit(&ann, lengths, at(heard_ms));
         prop_assert_eq!(first.renew(&ann, at(receipt)), Answer::Now);
         let marked = receipt + settings.heartbeat_interval_ms + 1_000;
         first.check(at(marked));
         let silent = first.silence_to_log(at(marked)).remove(0);
         let known_at = at(marked + apply_lag_ms);
-        let mut next = LeaseTable::new(Term(2), RULES);
+        let mut next = LeaseTable::new(RULES);
         next.admit_silent(&ann, lengths, known_at, Duration::from_millis(silent.silent_for_ms));
         let member_stops_at = heard_ms + settings.ttl_ms - settings.clock_drift_max_ms;
         prop_assert!(next.deadline(&ann).unwrap() >= at(member_stops_at));

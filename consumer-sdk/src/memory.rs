@@ -23,17 +23,22 @@ use crate::source::{
 /// Records that go into a partition's stream at once, at most.
 const CHUNK_RECORDS: usize = 100;
 
-/// Topics in memory. Cheap to clone; all clones see the same records.
+/// Topics in memory, and one reader of them. Cheap to clone; all clones are the same reader.
 #[derive(Clone, Default)]
 pub struct MemorySource {
-    inner: Arc<SourceInner>,
+    log: Arc<Log>,
+    reader: Arc<Reader>,
 }
 
 #[derive(Default)]
-struct SourceInner {
+struct Log {
     topics: Mutex<BTreeMap<TopicName, Topic>>,
-    open: Mutex<BTreeMap<Partition, JoinHandle<()>>>,
     appended: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Reader {
+    open: Mutex<BTreeMap<Partition, JoinHandle<()>>>,
     hangs: watch::Sender<bool>,
 }
 
@@ -57,6 +62,12 @@ impl MemorySource {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Another reader of the same topics, with streams of its own: one for each consumer.
+    #[must_use]
+    pub fn reader(&self) -> Self {
+        Self { log: Arc::clone(&self.log), reader: Arc::default() }
     }
 
     /// Makes a topic, or grows it; answers its partitions.
@@ -93,21 +104,21 @@ impl MemorySource {
             headers: Vec::new(),
         });
         drop(topics);
-        self.inner.appended.send_modify(|count| *count += 1);
+        self.log.appended.send_modify(|count| *count += 1);
         Some(offset)
     }
 
     /// Makes `close` and `shutdown` answer nothing while `hangs` is set, past any deadline, as a broken client may.
     pub fn set_hangs(&self, hangs: bool) {
-        self.inner.hangs.send_replace(hangs);
+        self.reader.hangs.send_replace(hangs);
     }
 
     fn topics(&self) -> MutexGuard<'_, BTreeMap<TopicName, Topic>> {
-        locked(&self.inner.topics)
+        locked(&self.log.topics)
     }
 
     async fn while_hanging(&self) {
-        let mut hangs = self.inner.hangs.subscribe();
+        let mut hangs = self.reader.hangs.subscribe();
         // The sender lives in `self`.
         let _free = hangs.wait_for(|hangs| !hangs).await;
     }
@@ -142,7 +153,7 @@ impl MemorySource {
         mut position: NextOffset,
         stream: mpsc::Sender<Fetched>,
     ) {
-        let mut appended = self.inner.appended.subscribe();
+        let mut appended = self.log.appended.subscribe();
         loop {
             appended.mark_unchanged();
             let records = self.read(&topic, partition, position);
@@ -198,7 +209,7 @@ impl RecordSource for MemorySource {
                 let index = partition.index.get();
                 return Err(SourceError::OutOfRange { topic: topic.clone(), index, wanted: from });
             }
-            let mut open = locked(&self.inner.open);
+            let mut open = locked(&self.reader.open);
             if open.get(&partition).is_some_and(|feeder| !feeder.is_finished()) {
                 let error = format!("{topic}/{} is open already", partition.index);
                 return Err(SourceError::Fatal(error.into()));
@@ -213,7 +224,7 @@ impl RecordSource for MemorySource {
     fn close(&self, partition: Partition) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.while_hanging().await;
-            let feeder = locked(&self.inner.open).remove(&partition);
+            let feeder = locked(&self.reader.open).remove(&partition);
             if let Some(feeder) = feeder {
                 feeder.abort();
                 // Cancelled or through: both mean that nothing more comes.
@@ -225,7 +236,7 @@ impl RecordSource for MemorySource {
     fn shutdown(&self, _deadline: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.while_hanging().await;
-            for feeder in std::mem::take(&mut *locked(&self.inner.open)).into_values() {
+            for feeder in std::mem::take(&mut *locked(&self.reader.open)).into_values() {
                 feeder.abort();
             }
         })

@@ -1,0 +1,169 @@
+//! Consumers of the SDK on a real coordinator node: records, source and sink in memory, the rest over gRPC.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_coordinator::{Node, NodeSettings};
+use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, TopicName};
+use tenure_sdk::consumer::{ConsumerError, Counters, Stopped};
+use tenure_sdk::grant::Resource;
+use tenure_sdk::offsets::CoordinatorOffsets;
+use tenure_sdk::sink::BoxError;
+use tenure_sdk::testing::{MemorySink, MemorySource};
+use tenure_sdk::{Consumer, ConsumerBuilder, Limits, Owned, Stopper};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+const PARTITIONS: u32 = 4;
+const LONGEST: Duration = Duration::from_secs(20);
+
+struct Rig {
+    node: Node,
+    group: GroupId,
+    topic: TopicName,
+    partitions: Vec<Partition>,
+    source: MemorySource,
+    _folder: tempfile::TempDir,
+}
+
+struct Running {
+    run: JoinHandle<Result<Stopped, ConsumerError>>,
+    stopper: Stopper,
+    counters: Arc<Counters>,
+}
+
+impl Rig {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings =
+            NodeSettings { data_dir: folder.path().to_owned(), ..NodeSettings::dev() };
+        settings.deadlines.settle_ms = 50;
+        let node = Node::start(settings).await.unwrap();
+        let topic = TopicName::new("orders").unwrap();
+        let source = MemorySource::new();
+        let partitions = source.create_topic(&topic, PARTITIONS);
+        let group = GroupId::new("billing").unwrap();
+        Self { node, group, topic, partitions, source, _folder: folder }
+    }
+
+    fn append(&self, count: u32) {
+        for number in 0..count {
+            self.source.append(&self.topic, number % PARTITIONS, number.to_string()).unwrap();
+        }
+    }
+
+    fn builder(&self, member: &str) -> ConsumerBuilder<CoordinatorOffsets> {
+        let coordinators = vec![self.node.client_address().to_string()];
+        let source = Arc::new(self.source.reader());
+        Consumer::builder(self.group.clone(), vec![self.topic.clone()], source, coordinators)
+            .member(MemberId::new(member).unwrap())
+            .lease(LeaseSettings::for_ttl(3_000))
+    }
+
+    fn with_sink(&self, member: &str, sink: &MemorySink) -> Running {
+        let consumer = self.builder(member).home(sink.clone()).build().unwrap();
+        let (stopper, counters) = (consumer.stopper(), consumer.counters());
+        Running { run: tokio::spawn(consumer.run(write_all)), stopper, counters }
+    }
+
+    fn with_coordinator(&self, member: &str) -> Running {
+        let consumer = self.builder(member).build().unwrap();
+        let (stopper, counters) = (consumer.stopper(), consumer.counters());
+        Running { run: tokio::spawn(consumer.run(do_all)), stopper, counters }
+    }
+
+    fn rows(&self, sink: &MemorySink) -> Vec<Vec<u64>> {
+        let resources =
+            self.partitions.iter().map(|partition| Resource::of_partition(&self.group, *partition));
+        resources
+            .map(|resource| sink.rows(&resource).iter().map(|row| row.offset.get()).collect())
+            .collect()
+    }
+}
+
+impl Running {
+    async fn stop(self) -> Stopped {
+        self.stopper.stop(Duration::from_secs(10));
+        self.run.await.unwrap().unwrap()
+    }
+}
+
+/// Rows and offset in one step.
+async fn write_all(owned: Owned<MemorySink>) -> Result<(), BoxError> {
+    let mut position = owned.resume();
+    let (mut input, mut out) = owned.split();
+    while let Some(batch) = input.next_batch(&Limits::DEFAULT).await {
+        out.write(batch.records(), position, batch.next())?;
+        position = batch.next();
+    }
+    Ok(())
+}
+
+async fn do_all(owned: Owned<CoordinatorOffsets>) -> Result<(), BoxError> {
+    let (mut input, mut offsets) = owned.split();
+    while let Some(batch) = input.next_batch(&Limits::DEFAULT).await {
+        batch.iter().for_each(|record| offsets.done(record));
+    }
+    Ok(())
+}
+
+async fn until(what: &str, met: impl Fn() -> bool) -> Duration {
+    let started = Instant::now();
+    while !met() {
+        assert!(started.elapsed() < LONGEST, "no {what} within {LONGEST:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    started.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_move_between_consumers_and_every_record_is_written_once() {
+    let rig = Rig::new().await;
+    let sink = MemorySink::new("rows");
+    let written = || rig.rows(&sink).iter().map(Vec::len).sum::<usize>();
+    rig.append(400);
+    let ann = rig.with_sink("ann", &sink);
+    let first = until("first rows", || written() == 400).await;
+    let bob = rig.with_sink("bob", &sink);
+    let moved = until("partitions at bob", || bob.counters.acquired() == 2).await;
+    assert_eq!(ann.counters.handoffs(), 2, "ann gives up no more than bob takes");
+    rig.append(400);
+    until("rows of both", || written() == 800).await;
+    assert!(bob.counters.records_delivered() > 0);
+    let stopped = ann.stop().await;
+    assert!(stopped.clean, "{stopped:?}");
+    rig.append(400);
+    let taken = until("rows of bob alone", || written() == 1200).await;
+    assert_eq!(bob.counters.acquired(), 4);
+    let stopped = bob.stop().await;
+    assert!(stopped.clean, "{stopped:?}");
+    for offsets in rig.rows(&sink) {
+        assert_eq!(offsets, (0..300).collect::<Vec<_>>(), "each once, in order");
+    }
+    println!("first rows after {first:?}, two moves after {moved:?}, the rest after {taken:?}");
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn offsets_at_the_coordinator_carry_over_from_consumer_to_consumer() {
+    let rig = Rig::new().await;
+    rig.append(400);
+    let ann = rig.with_coordinator("ann");
+    until("all records", || ann.counters.records_delivered() == 400).await;
+    assert!(ann.counters.commits() >= u64::from(PARTITIONS));
+    let stopped = ann.stop().await;
+    assert!(stopped.clean, "{stopped:?}");
+    let state = rig.node.raft().with_machine(|machine| machine.state().clone());
+    for partition in &rig.partitions {
+        let committed = state.committed(&rig.group, *partition).unwrap().map(|c| c.next_offset);
+        assert_eq!(committed, Some(NextOffset::new(100).unwrap()));
+    }
+    rig.append(40);
+    let bob = rig.with_coordinator("bob");
+    until("the new records", || bob.counters.records_delivered() == 40).await;
+    assert_eq!(bob.counters.refused_by_coordinator(), 0);
+    bob.stop().await;
+    rig.node.shutdown().await;
+}

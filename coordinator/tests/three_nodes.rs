@@ -125,6 +125,25 @@ async fn handoff_survives_the_end_of_the_raft_leader_with_one_owner_and_no_lost_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn living_member_keeps_its_grant_over_the_election_of_another_raft_leader() {
+    let Rig { mut nodes, _folder, .. } = rig().await;
+    let leader = leader_of(&nodes).await;
+    let mut client = Client::of(&nodes[leader]).await;
+    let mut ann = client.open(join("ann", 1)).await.unwrap();
+    ann.until("the partition", |assignment| !assignment.partitions.is_empty()).await;
+    let (grant, member_epoch) = (ann.assigned(0).unwrap(), ann.member_epoch);
+    nodes.remove(leader).stop().await;
+    let leader = leader_of(&nodes).await;
+    let mut client = Client::of(&nodes[leader]).await;
+    let again = v1::Join { member_epoch, ..join("ann", 1) };
+    let mut ann = client.open(again).await.unwrap();
+    ann.heartbeat().await.unwrap();
+    assert_eq!(ann.assigned(0).unwrap().epoch, grant.epoch);
+    assert_eq!(client.commit("ann", &grant, 1, 3).await, Ok(()));
+    stop_all(nodes).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_that_never_comes_back_is_expired_by_the_next_raft_leader() {
     let Rig { mut nodes, _folder, .. } = rig().await;
     let leader = leader_of(&nodes).await;

@@ -411,3 +411,6 @@ fn reference(joined: &MemberJoined) -> MemberRef {
 const fn lengths(ttl_ms: u64, interval_ms: u64) -> Lengths {
     Lengths { ttl: Duration::from_millis(ttl_ms), interval: Duration::from_millis(interval_ms) }
 }
+
+#[cfg(test)]
+mod tests;

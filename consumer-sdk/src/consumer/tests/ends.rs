@@ -148,6 +148,18 @@ async fn failure_of_a_handler_is_contained_and_said() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn panic_before_the_handlers_first_step_is_contained_too() {
+    let bench = Bench::new(1);
+    let handler = |_owned: Owned<CoordinatorOffsets>| -> std::future::Ready<Result<(), BoxError>> {
+        panic!("no settings")
+    };
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let line = bench.coordinator.logged("release 0 e1").await;
+    assert_eq!(line, "release 0 e1 HandlerFailed at 0: handler panicked: no settings");
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("row 7 was not written")]
 struct Wrapped(#[source] crate::sink::SinkError);
@@ -314,5 +326,6 @@ async fn dropped_run_stops_its_handlers() {
     bench.grant(0);
     bench.coordinator.logged("acquired 0 at e1").await;
     run.abort();
-    assert!(dropped.await.is_err(), "the handler and what it held are dropped");
+    let dropped = tokio::time::timeout(SECOND, dropped).await.expect("the handler is aborted");
+    assert!(dropped.is_err(), "the handler and what it held are dropped");
 }

@@ -131,7 +131,8 @@ async fn commit_of_a_member_that_kept_its_partition_is_accepted_although_the_gro
         ann.assignment.partitions.clone().into_iter().partition(|p| p.revoking);
     assert_eq!((asked.len(), kept.len()), (1, 1));
     let remaining = asked[0].drain_remaining_ms;
-    assert!((1..=30_075).contains(&remaining), "{remaining}");
+    // Longer than the drain where the heartbeat that is answered was received before the revoke.
+    assert!((20_000..40_000).contains(&remaining), "{remaining}");
     assert!(client.describe().await.summary.unwrap().group_epoch > before);
 
     assert_eq!(client.commit("ann", &kept[0], 1, 5).await, Ok(()), "kept");

@@ -5,7 +5,9 @@
 
 #![allow(clippy::missing_panics_doc, reason = "a test harness reports by panicking")]
 
+pub mod cluster;
 pub mod process;
 pub mod proxy;
 pub mod servers;
 pub mod tier;
+pub mod zombie;

@@ -98,6 +98,20 @@ impl Process {
         self.output.lock().all.clone()
     }
 
+    /// The last lines so far, for a failure's message.
+    #[must_use]
+    pub fn tail(&self) -> String {
+        const LINES_MAX: usize = 40;
+        let lines = self.lines();
+        lines[lines.len().saturating_sub(LINES_MAX)..].join("\n")
+    }
+
+    /// Whether the process and all its threads are stopped now.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        thread_states_of(self.pid()).all(|state| state == 'T')
+    }
+
     /// SIGSTOP, and waits until the process really stands still.
     ///
     /// # Panics
@@ -105,8 +119,8 @@ impl Process {
     /// When the process has ended or does not stop within 10 s.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
-        let is_stopped = || thread_states_of(self.pid()).all(|state| state == 'T');
-        assert!(wait_until(Duration::from_secs(10), is_stopped), "{} does not stop", self.name);
+        let stops = wait_until(Duration::from_secs(10), || self.is_stopped());
+        assert!(stops, "{} does not stop", self.name);
     }
 
     /// SIGCONT.

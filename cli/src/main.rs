@@ -1,1 +1,99 @@
-fn main() {}
+//! The program `tenure`: serve, operate, demo.
+
+mod args;
+mod demo;
+mod operate;
+mod output;
+mod serve;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use clap::Parser as _;
+
+/// Exit codes, as the help says them.
+mod exit {
+    /// Refused or failed; nothing half done.
+    pub(crate) const FAILED: u8 = 1;
+    /// Wrong usage.
+    pub(crate) const USAGE: u8 = 2;
+    /// No answer: it may or may not have happened.
+    pub(crate) const UNKNOWN: u8 = 3;
+}
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+struct Failure {
+    /// For people, with the next step.
+    message: String,
+    exit: u8,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log(&cli.command);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            output::complain(format_args!("error: no runtime: {error}"));
+            return ExitCode::from(exit::FAILED);
+        }
+    };
+    let outcome = runtime.block_on(run(cli.command));
+    // A read of standard input that is still waiting must not hold the end up.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::complain(format_args!("error: {}", failure.message));
+            ExitCode::from(failure.exit)
+        }
+    }
+}
+
+async fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Groups(args) => operate::groups(&args).await,
+        Command::Describe(args) => operate::describe(&args).await,
+        Command::Members(args) => operate::members(&args).await,
+        Command::Partitions(args) => operate::partitions(&args).await,
+        Command::Cluster(args) => operate::cluster(&args).await,
+        Command::Move(args) => operate::move_partition(&args).await,
+        Command::Rebalance(args) => operate::rebalance(&args).await,
+        Command::Drain(args) => operate::drain(&args, false).await,
+        Command::Undrain(args) => operate::drain(&args, true).await,
+        Command::Serve(args) => serve::run(args).await,
+        Command::Demo(args) => demo::run(args).await,
+        Command::DemoWorker(args) => demo::run_worker(args).await,
+    }
+}
+
+/// Logs go to standard error; `TENURE_LOG` chooses what (default: `info` for processes that run on, else `warn`).
+fn start_log(command: &Command) {
+    use tracing_subscriber::EnvFilter;
+    let (default, json) = match command {
+        Command::Serve(args) => ("info,openraft=error", args.log_json),
+        Command::DemoWorker(_) => ("info", false),
+        Command::Demo(_)
+        | Command::Groups(_)
+        | Command::Describe(_)
+        | Command::Members(_)
+        | Command::Partitions(_)
+        | Command::Cluster(_)
+        | Command::Move(_)
+        | Command::Rebalance(_)
+        | Command::Drain(_)
+        | Command::Undrain(_) => ("warn", false),
+    };
+    let filter = EnvFilter::try_from_env("TENURE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    if json {
+        log.json().init();
+    } else {
+        log.init();
+    }
+}

@@ -27,6 +27,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Keep-alive of idle connections: a peer that is gone without a word is noticed within two of these.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
+/// Longest pause between two attempts: an election takes a second or two, and nobody should wait much longer for it.
+const PAUSE_MAX: Duration = Duration::from_millis(400);
+
 /// Redirects followed at once, one after the other; further ones wait like any other failure.
 const REDIRECTS_MAX: u32 = 3;
 
@@ -410,7 +413,7 @@ struct Attempts {
 
 impl Attempts {
     fn new(deadline: Duration) -> Self {
-        let backoff = Backoff::new(rand::random());
+        let backoff = Backoff::new(rand::random(), PAUSE_MAX);
         Self { started: Instant::now(), deadline, made: 0, redirects: 0, in_doubt: false, backoff }
     }
 

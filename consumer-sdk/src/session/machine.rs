@@ -268,9 +268,9 @@ impl Machine {
             lengths: settings.lease,
             link: Link::Waiting { until: Tick(0) },
             addresses: Addresses::new(settings.coordinators.clone()),
-            backoff: Backoff::new(settings.seed),
+            backoff: Backoff::for_ttl(settings.seed, settings.lease.ttl()),
             grants: Grants::default(),
-            acts: Acts::new(settings.seed),
+            acts: Acts::new(settings.seed, settings.lease.ttl()),
             topics: Vec::new(),
             settings,
         }

@@ -1,6 +1,7 @@
 //! Acts of the run loop: said until they are answered, over reconnects.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tenure_model::{Epoch, ErrorCode, NextOffset, Partition, RetryClass, Tick, limits};
 use tenure_proto::convert::partition_to_wire;
@@ -64,14 +65,14 @@ impl Release {
 }
 
 impl Acts {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, ttl: Duration) -> Self {
         Self {
             waiting: BTreeMap::new(),
             unsent: BTreeSet::new(),
             releasing: BTreeSet::new(),
             acquired: BTreeMap::new(),
             next_request: 1,
-            backoff: Backoff::new(seed.rotate_left(32)),
+            backoff: Backoff::for_ttl(seed.rotate_left(32), ttl),
         }
     }
 

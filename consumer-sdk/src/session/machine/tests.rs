@@ -593,7 +593,7 @@ fn unreachable_nodes_are_tried_in_turn() {
         700 unreachable
         1200 connected
         1210 broken NO_LEADER
-        3000 tick
+        1520 tick
         ",
         "
         0 tick -> connect a:1

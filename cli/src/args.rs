@@ -1,0 +1,201 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Decides which consumer process owns which stream partition, for how long, and with which fencing token.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tenure",
+    version,
+    propagate_version = true,
+    after_help = "Exit codes: 0 done; 1 refused or failed, nothing half done; 2 wrong usage; \
+                  3 no answer, it may or may not have happened.\n\
+                  Start here: `tenure demo`, or `tenure serve --dev` and `tenure groups`."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs one coordinator node.
+    Serve(ServeArgs),
+    /// Shows the main job on real processes: freezes, kills, moves, and what was refused where.
+    Demo(DemoArgs),
+    /// Lists groups: members, partitions, what is unowned or on the move.
+    Groups(QueryArgs),
+    /// Shows one group: settings, members, partitions, topics.
+    Describe(GroupArgs),
+    /// Lists the members of a group: leases, sessions, what they own.
+    Members(GroupArgs),
+    /// Lists the partitions of a group: owner, epoch, committed offset, target, cause.
+    Partitions(GroupArgs),
+    /// Shows the coordinator nodes and the raft leader.
+    Cluster(QueryArgs),
+    /// Moves one partition to a member and keeps it there until the next rebalance.
+    Move(MoveArgs),
+    /// Plans a group afresh and lifts earlier moves.
+    Rebalance(RebalanceArgs),
+    /// Takes all partitions from a member and gives it none until undrained.
+    Drain(DrainArgs),
+    /// Gives a drained member partitions again.
+    Undrain(DrainArgs),
+    /// One worker of the demo. Started by `tenure demo`.
+    #[command(hide = true)]
+    DemoWorker(WorkerArgs),
+}
+
+/// How to reach the cluster and how to print.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct QueryArgs {
+    /// Client addresses of coordinator nodes, comma-separated; any of them will do.
+    #[arg(
+        long,
+        short = 'c',
+        env = "TENURE_COORDINATORS",
+        default_value = "127.0.0.1:7400",
+        value_delimiter = ','
+    )]
+    pub(crate) coordinators: Vec<String>,
+    /// Table for people, JSON for programs.
+    #[arg(long, short = 'o', value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+    /// Gives up after this many milliseconds.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub(crate) timeout_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupArgs {
+    /// Name of the group; `tenure groups` lists them.
+    pub(crate) group: String,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+/// Who asks and why. Logged with the change.
+#[derive(Debug, Args)]
+pub(crate) struct OperatorArgs {
+    /// Why; 1 to 1024 bytes. Shown in the history.
+    #[arg(long, short = 'r')]
+    pub(crate) reason: String,
+    /// Who asks. Default: the user's name.
+    #[arg(long, env = "TENURE_ACTOR")]
+    pub(crate) actor: Option<String>,
+    /// Tells what would happen and changes nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Name of this request: repeating a request with the same name does nothing twice. Default: made up.
+    #[arg(long)]
+    pub(crate) request_id: Option<String>,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MoveArgs {
+    /// Name of the group.
+    pub(crate) group: String,
+    /// Partition, as TOPIC/INDEX.
+    pub(crate) partition: String,
+    /// Receiving member; `tenure members GROUP` lists them.
+    #[arg(long)]
+    pub(crate) to: String,
+    #[command(flatten)]
+    pub(crate) operator: OperatorArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RebalanceArgs {
+    /// Name of the group.
+    pub(crate) group: String,
+    #[command(flatten)]
+    pub(crate) operator: OperatorArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// Name of the group.
+    pub(crate) group: String,
+    /// Member; `tenure members GROUP` lists them.
+    pub(crate) member: String,
+    #[command(flatten)]
+    pub(crate) operator: OperatorArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Settings file (TOML); docs/operations.md has every setting.
+    #[arg(long, required_unless_present = "dev")]
+    pub(crate) config: Option<PathBuf>,
+    /// One node on 127.0.0.1 with a data folder that goes away at the end.
+    #[arg(long)]
+    pub(crate) dev: bool,
+    /// Overrides `client_listen`: IP:PORT that clients connect to. Port 0 picks a free one.
+    #[arg(long)]
+    pub(crate) listen: Option<String>,
+    /// Overrides `client_advertised`: HOST:PORT that clients are told.
+    #[arg(long)]
+    pub(crate) advertised: Option<String>,
+    /// Overrides `raft_listen`: IP:PORT for the other nodes.
+    #[arg(long)]
+    pub(crate) raft_listen: Option<String>,
+    /// Overrides `raft_advertised`: HOST:PORT that the other nodes are told.
+    #[arg(long)]
+    pub(crate) raft_advertised: Option<String>,
+    /// Overrides `data_dir`.
+    #[arg(long)]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Writes logs as JSON lines.
+    #[arg(long)]
+    pub(crate) log_json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// A running Kafka, HOST:PORT. Default: an embedded one.
+    #[arg(long)]
+    pub(crate) kafka: Option<String>,
+    /// Runs the same story with the checks off: shows the damage, and exits with 1.
+    #[arg(long)]
+    pub(crate) no_fencing: bool,
+    /// Leaves logs, settings and the database in this folder.
+    #[arg(long)]
+    pub(crate) keep: Option<PathBuf>,
+    /// Ends with one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    #[arg(long)]
+    pub(crate) name: String,
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) coordinators: Vec<String>,
+    #[arg(long)]
+    pub(crate) kafka: String,
+    #[arg(long)]
+    pub(crate) group: String,
+    #[arg(long)]
+    pub(crate) topic: String,
+    #[arg(long)]
+    pub(crate) database: PathBuf,
+    #[arg(long)]
+    pub(crate) ttl_ms: u64,
+    /// Sends every write out, also after the local end of the lease.
+    #[arg(long)]
+    pub(crate) lease_check_off: bool,
+    /// Writes without any check at the sink.
+    #[arg(long)]
+    pub(crate) no_fencing: bool,
+}

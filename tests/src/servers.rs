@@ -4,6 +4,7 @@
 //! with the test process however that ends, so that an aborted run leaves nothing behind.
 
 pub mod kafka;
+pub mod mariadb;
 pub mod postgres;
 
 mod guarded;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use rand::Rng;
 
 pub use kafka::Kafka;
+pub use mariadb::MariaDb;
 pub use postgres::Postgres;
 
 use crate::tier::Tier;

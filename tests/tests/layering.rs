@@ -66,6 +66,11 @@ const LAYERS: &[Layer] = &[
         ours: &["tenure-model", "tenure-sdk"],
         others: &["deadpool-postgres", "thiserror", "tokio", "tokio-postgres", "tracing"],
     },
+    Layer {
+        package: "tenure-sink-mysql",
+        ours: &["tenure-model", "tenure-sdk"],
+        others: &["sqlx", "tokio", "tracing"],
+    },
 ];
 
 /// Top of the house: the program and the tests may use every crate.
@@ -100,11 +105,22 @@ fn each_layer_depends_only_on_what_the_table_allows() {
 fn no_layer_reaches_another_of_ours_through_a_third() {
     // Two seams of DESIGN.md that a direct list cannot show: the SDK and what stands on it know
     // nothing of the coordinator's logic, and the pure crates reach no runtime.
-    for package in ["tenure-sdk", "tenure-kafka", "tenure-sink-sqlite", "tenure-sink-postgres"] {
+    for package in [
+        "tenure-sdk",
+        "tenure-kafka",
+        "tenure-sink-sqlite",
+        "tenure-sink-postgres",
+        "tenure-sink-mysql",
+    ] {
         let all = cargo_tree(package, &[]);
         for forbidden in ["tenure-core", "tenure-planner", "tenure-coordinator", "openraft"] {
             assert!(!all.contains(forbidden), "{package} must not reach {forbidden}");
         }
+    }
+    // Drivers of sinks that a build must ask for.
+    let program = tree("tenure-cli", &[]);
+    for driver in ["sqlx", "redis"] {
+        assert!(!program.contains(driver), "the program must not bring {driver} by itself");
     }
     for package in ["tenure-model", "tenure-core", "tenure-planner", "tenure-proto"] {
         let all = cargo_tree(package, &[]);
@@ -198,8 +214,13 @@ fn root() -> PathBuf {
 
 /// Names of the packages that `package` depends on for a build without tests, in all its features.
 fn cargo_tree(package: &str, more: &[&str]) -> BTreeSet<String> {
+    tree(package, &[&["--all-features"], more].concat())
+}
+
+/// As [`cargo_tree`], in the features that a build has by itself.
+fn tree(package: &str, more: &[&str]) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "--package", package, "--edges", "normal", "--all-features"])
+        .args(["tree", "--package", package, "--edges", "normal"])
         .args(["--prefix", "none", "--offline", "--locked"])
         .args(more)
         .current_dir(root())

@@ -11,6 +11,7 @@ use tenure_sdk::consumer::{ConsumerError, Counters, Stopped};
 use tenure_sdk::grant::Resource;
 use tenure_sdk::offsets::CoordinatorOffsets;
 use tenure_sdk::sink::BoxError;
+use tenure_sdk::source::ResetPolicy;
 use tenure_sdk::testing::{MemorySink, MemorySource};
 use tenure_sdk::{Consumer, ConsumerBuilder, Limits, Owned, Stopper};
 use tokio::task::JoinHandle;
@@ -165,5 +166,36 @@ async fn offsets_at_the_coordinator_carry_over_from_consumer_to_consumer() {
     until("the new records", || bob.counters.records_delivered() == 40).await;
     assert_eq!(bob.counters.refused_by_coordinator(), 0);
     bob.stop().await;
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partition_that_appears_later_starts_at_its_earliest_record_whatever_the_policy() {
+    let rig = Rig::new().await;
+    let sink = MemorySink::new("rows");
+    rig.append(40);
+    let consumer = rig
+        .builder("ann")
+        .reset_policy(ResetPolicy::Latest)
+        .topics_interval(Duration::from_millis(50))
+        .home(sink.clone())
+        .build()
+        .unwrap();
+    let (stopper, counters) = (consumer.stopper(), consumer.counters());
+    let ann = Running { run: tokio::spawn(consumer.run(write_all)), stopper, counters };
+    until("all partitions acquired", || ann.counters.acquired() == u64::from(PARTITIONS)).await;
+    assert_eq!(
+        rig.rows(&sink).iter().map(Vec::len).sum::<usize>(),
+        0,
+        "known ones start at the end"
+    );
+    // The records are there before anybody owns the new partition.
+    let grown = rig.source.create_topic(&rig.topic, PARTITIONS + 1)[PARTITIONS as usize];
+    for number in 0..10 {
+        rig.source.append(&rig.topic, PARTITIONS, number.to_string()).unwrap();
+    }
+    let resource = Resource::of_partition(&rig.group, grown);
+    until("rows of the new partition", || sink.rows(&resource).len() == 10).await;
+    assert!(ann.stop().await.clean);
     rig.node.shutdown().await;
 }

@@ -126,7 +126,11 @@ impl<S: FencedSink> Acquire<'_, S> {
                 Err(error) => self.again("resume", error).await?,
             }
         }
-        let start = self.first_offset().await?;
+        let policy = match verified.starts_at_earliest() {
+            true => ResetPolicy::Earliest,
+            false => self.running.parts.settings.reset,
+        };
+        let start = self.first_offset(policy).await?;
         loop {
             match writer.initialise(start).await {
                 Ok(next) => return Ok(next),
@@ -141,10 +145,9 @@ impl<S: FencedSink> Acquire<'_, S> {
         }
     }
 
-    async fn first_offset(&mut self) -> Result<NextOffset, Closing> {
+    async fn first_offset(&mut self, policy: ResetPolicy) -> Result<NextOffset, Closing> {
         let running = self.running;
         let (topic, partition) = (&self.grant.topic, self.grant.partition);
-        let policy = running.parts.settings.reset;
         if policy == ResetPolicy::Fail {
             return Err(Closing::new(
                 ReleaseReason::AcquireFailed,

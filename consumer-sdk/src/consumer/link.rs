@@ -143,7 +143,8 @@ impl Link for SessionLink {
                 coordinator.verify(&grant.group, &grant.member, &grants, deadline).await?;
             let ok =
                 verdicts.into_iter().next().ok_or_else(no_verdict)?.map_err(CallError::Refused)?;
-            Ok(Verified::new(ok.next_offset, ok.home_initialised))
+            Ok(Verified::new(ok.next_offset, ok.home_initialised)
+                .starting_at_earliest(ok.starts_at_earliest))
         })
     }
 

@@ -88,6 +88,8 @@ pub struct VerifyOk {
     pub next_offset: Option<NextOffset>,
     /// Whether the home certainly has an offset.
     pub home_initialised: bool,
+    /// Whether the partition appeared after the group knew its topic.
+    pub starts_at_earliest: bool,
 }
 
 /// A committed offset.

@@ -77,7 +77,11 @@ pub(super) fn verify_verdict(
         return Ok(Err(refused(&error)));
     }
     let next_offset = optional_offset("verdict.next_offset", wire.next_offset)?;
-    Ok(Ok(VerifyOk { next_offset, home_initialised: wire.home_initialised }))
+    Ok(Ok(VerifyOk {
+        next_offset,
+        home_initialised: wire.home_initialised,
+        starts_at_earliest: wire.starts_at_earliest,
+    }))
 }
 
 pub(super) fn committed_offset(wire: v1::CommittedOffset) -> Result<CommittedOffset, Malformed> {

@@ -70,11 +70,16 @@ pub struct Capabilities {
 pub struct Verified {
     next_offset: Option<NextOffset>,
     home_initialised: bool,
+    starts_at_earliest: bool,
 }
 
 impl Verified {
     pub(crate) const fn new(next_offset: Option<NextOffset>, home_initialised: bool) -> Self {
-        Self { next_offset, home_initialised }
+        Self { next_offset, home_initialised, starts_at_earliest: false }
+    }
+
+    pub(crate) const fn starting_at_earliest(self, starts_at_earliest: bool) -> Self {
+        Self { starts_at_earliest, ..self }
     }
 
     /// Proof for driving a sink without a coordinator: in its tests, or with a token that something else hands out.
@@ -87,6 +92,13 @@ impl Verified {
     #[must_use]
     pub const fn next_offset(&self) -> Option<NextOffset> {
         self.next_offset
+    }
+
+    /// Whether the partition appeared after the group knew its topic: without an offset it starts at its earliest
+    /// record, whatever the reset policy says.
+    #[must_use]
+    pub const fn starts_at_earliest(&self) -> bool {
+        self.starts_at_earliest
     }
 
     /// Whether the home certainly has an offset. If so, an absent one is [`SinkError::Misconfigured`].

@@ -138,7 +138,7 @@ impl State {
                     epoch: state.epoch?,
                     revoking: state.ownership.is_revoking(),
                     home_initialised: state.home_initialised,
-                    starts_at_earliest: partition.index.get() >= topic.initial_partition_count,
+                    starts_at_earliest: group.starts_at_earliest(*partition),
                     handoff: state.changed_at,
                 })
             })

@@ -268,6 +268,14 @@ impl Group {
         }
     }
 
+    /// Whether the partition appeared after the group knew its topic: without an offset it starts at its earliest record,
+    /// whatever the reset policy says.
+    #[must_use]
+    pub fn starts_at_earliest(&self, partition: Partition) -> bool {
+        let topic = self.topics.get(&partition.topic_id);
+        topic.is_some_and(|topic| partition.index.get() >= topic.initial_partition_count)
+    }
+
     /// Whether `member` may be given `partition`: it lives, wants the topic and is not draining.
     #[must_use]
     pub fn may_own(&self, member: &MemberId, partition: Partition) -> bool {

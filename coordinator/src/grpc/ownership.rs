@@ -87,7 +87,8 @@ fn verify(
     member: &MemberId,
     grants: &[(Partition, Epoch)],
 ) -> Result<v1::VerifyResponse, Rejection> {
-    let home = state.group(group)?.settings.home;
+    let known = state.group(group)?;
+    let home = known.settings.home;
     let verdicts = grants.iter().map(|(partition, epoch)| {
         match state.check_owner(group, member, *partition, *epoch) {
             Ok(found) => v1::VerifyVerdict {
@@ -99,6 +100,7 @@ fn verify(
                     Home::Sink | Home::KafkaTransaction => None,
                 },
                 home_initialised: found.home_initialised,
+                starts_at_earliest: known.starts_at_earliest(*partition),
             },
             Err(rejection) => v1::VerifyVerdict {
                 error: Some(Refusal::from(rejection).to_wire()),

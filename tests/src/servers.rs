@@ -6,6 +6,7 @@
 pub mod kafka;
 pub mod mariadb;
 pub mod postgres;
+pub mod redis;
 
 mod guarded;
 
@@ -20,6 +21,7 @@ use rand::Rng;
 pub use kafka::Kafka;
 pub use mariadb::MariaDb;
 pub use postgres::Postgres;
+pub use redis::Redis;
 
 use crate::tier::Tier;
 

@@ -71,6 +71,11 @@ const LAYERS: &[Layer] = &[
         ours: &["tenure-model", "tenure-sdk"],
         others: &["sqlx", "tokio", "tracing"],
     },
+    Layer {
+        package: "tenure-sink-redis",
+        ours: &["tenure-model", "tenure-sdk"],
+        others: &["redis", "tokio", "tracing"],
+    },
 ];
 
 /// Top of the house: the program and the tests may use every crate.
@@ -111,6 +116,7 @@ fn no_layer_reaches_another_of_ours_through_a_third() {
         "tenure-sink-sqlite",
         "tenure-sink-postgres",
         "tenure-sink-mysql",
+        "tenure-sink-redis",
     ] {
         let all = cargo_tree(package, &[]);
         for forbidden in ["tenure-core", "tenure-planner", "tenure-coordinator", "openraft"] {

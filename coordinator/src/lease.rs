@@ -23,26 +23,26 @@ use crate::settings::Deadlines;
 
 /// Lengths of one member's lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lengths {
+pub struct Lengths {
     /// From the receipt of a heartbeat to expiry.
-    pub(crate) ttl: Duration,
+    pub ttl: Duration,
     /// How often the member heartbeats.
-    pub(crate) interval: Duration,
+    pub interval: Duration,
 }
 
 /// What the table does beyond the members' own lengths.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// How long after a missed heartbeat interval a member is logged as silent.
-    pub(crate) silence_slack: Duration,
+    pub silence_slack: Duration,
     /// Share of all members, in percent, that may vanish within one window.
-    pub(crate) vanished_share_percent: u64,
+    pub vanished_share_percent: u64,
     /// How many must vanish before the share counts.
-    pub(crate) vanished_least: u64,
+    pub vanished_least: u64,
     /// Length of that window.
-    pub(crate) vanished_window: Duration,
+    pub vanished_window: Duration,
     /// How long expiry pauses after too many vanished.
-    pub(crate) vanished_pause: Duration,
+    pub vanished_pause: Duration,
 }
 
 impl From<&Deadlines> for Rules {
@@ -59,7 +59,7 @@ impl From<&Deadlines> for Rules {
 
 /// Whether a heartbeat may be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// The lease was renewed at receipt and still holds.
     Now,
     /// The outcome of an entry decides: the member is expiring, or the log calls it silent.
@@ -70,7 +70,7 @@ pub(crate) enum Answer {
 
 /// What [`LeaseTable::check`] found to say in the log of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub enum Notice {
     /// Too many members vanished at once.
     ExpiryPaused {
         /// How many are due.
@@ -107,7 +107,7 @@ struct Lease {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct LeaseTable {
+pub struct LeaseTable {
     rules: Rules,
     leases: BTreeMap<MemberRef, Lease>,
     /// One line per lease that is not expiring: when to look at it again, never late.
@@ -122,7 +122,7 @@ pub(crate) struct LeaseTable {
 }
 
 impl LeaseTable {
-    pub(crate) const fn new(rules: Rules) -> Self {
+    pub const fn new(rules: Rules) -> Self {
         Self {
             rules,
             leases: BTreeMap::new(),
@@ -136,7 +136,7 @@ impl LeaseTable {
     }
 
     /// Takes a member in with its full ttl from `now`; changes the lengths of one that is in already.
-    pub(crate) fn admit(&mut self, member: &MemberRef, lengths: Lengths, now: Tick) {
+    pub fn admit(&mut self, member: &MemberRef, lengths: Lengths, now: Tick) {
         if let Some(lease) = self.leases.get_mut(member) {
             let grown = lengths.ttl.saturating_sub(lease.lengths.ttl);
             lease.deadline = lease.deadline.after(grown);
@@ -149,7 +149,7 @@ impl LeaseTable {
     /// Takes in a member that the log calls silent, at the start of a term.
     ///
     /// `known_at` is when this replica first applied, installed or replayed the silence entry.
-    pub(crate) fn admit_silent(
+    pub fn admit_silent(
         &mut self,
         member: &MemberRef,
         lengths: Lengths,
@@ -191,7 +191,7 @@ impl LeaseTable {
     }
 
     /// Renews the lease of a member whose heartbeat was received at `receipt`. An expiring one is not renewed.
-    pub(crate) fn renew(&mut self, member: &MemberRef, receipt: Tick) -> Answer {
+    pub fn renew(&mut self, member: &MemberRef, receipt: Tick) -> Answer {
         let Some(lease) = self.leases.get_mut(member) else { return Answer::Gone };
         if lease.phase == Phase::Expiring {
             return Answer::Later;
@@ -205,7 +205,7 @@ impl LeaseTable {
     }
 
     /// Whether a heartbeat of `member` may be answered now. Asked again when the answer leaves.
-    pub(crate) fn answer(&self, member: &MemberRef) -> Answer {
+    pub fn answer(&self, member: &MemberRef) -> Answer {
         match self.leases.get(member).map(|lease| lease.phase) {
             None => Answer::Gone,
             Some(Phase::Live) => Answer::Now,
@@ -214,7 +214,7 @@ impl LeaseTable {
     }
 
     /// The log says that `member` is silent.
-    pub(crate) fn silence_applied(&mut self, member: &MemberRef) {
+    pub fn silence_applied(&mut self, member: &MemberRef) {
         if let Some(lease) = self.leases.get_mut(member) {
             match &mut lease.phase {
                 Phase::Silent { is_logged, .. } => *is_logged = true,
@@ -228,7 +228,7 @@ impl LeaseTable {
     }
 
     /// The log says that `member` was heard again, or never said that it was silent.
-    pub(crate) fn heard_applied(&mut self, member: &MemberRef) {
+    pub fn heard_applied(&mut self, member: &MemberRef) {
         if let Some(lease) = self.leases.get_mut(member)
             && matches!(lease.phase, Phase::Silent { .. })
         {
@@ -242,7 +242,7 @@ impl LeaseTable {
     }
 
     /// The membership has ended.
-    pub(crate) fn remove(&mut self, member: &MemberRef) {
+    pub fn remove(&mut self, member: &MemberRef) {
         if let Some(lease) = self.leases.remove(member) {
             self.checks.remove(&(lease.check_at, member.clone()));
             self.expiring.remove(member);
@@ -251,7 +251,7 @@ impl LeaseTable {
     }
 
     /// Drops every membership that `keep` refuses.
-    pub(crate) fn retain(&mut self, keep: impl Fn(&MemberRef) -> bool) {
+    pub fn retain(&mut self, keep: impl Fn(&MemberRef) -> bool) {
         let gone: Vec<MemberRef> =
             self.leases.keys().filter(|member| !keep(member)).cloned().collect();
         for member in gone {
@@ -260,7 +260,7 @@ impl LeaseTable {
     }
 
     /// The loop that feeds this table stood still for `gap`: all deadlines move by it.
-    pub(crate) fn add_gap(&mut self, gap: Duration) {
+    pub fn add_gap(&mut self, gap: Duration) {
         self.checks.clear();
         for (member, lease) in &mut self.leases {
             lease.heard_at = lease.heard_at.after(gap);
@@ -274,7 +274,7 @@ impl LeaseTable {
     }
 
     /// Marks what is due: silent members and expiring ones. Call it after all input was taken in.
-    pub(crate) fn check(&mut self, now: Tick) -> Option<Notice> {
+    pub fn check(&mut self, now: Tick) -> Option<Notice> {
         let mut due = Vec::new();
         while let Some((at, _)) = self.checks.first()
             && *at <= now
@@ -356,12 +356,12 @@ impl LeaseTable {
     }
 
     /// Members to expire. Proposed again until the outcome is applied or the term ends.
-    pub(crate) fn expiring(&self) -> impl Iterator<Item = &MemberRef> {
+    pub fn expiring(&self) -> impl Iterator<Item = &MemberRef> {
         self.expiring.iter()
     }
 
     /// Members to log as silent, with how long they have been.
-    pub(crate) fn silence_to_log(&self, now: Tick) -> Vec<SilentMember> {
+    pub fn silence_to_log(&self, now: Tick) -> Vec<SilentMember> {
         let unlogged = |member: &&MemberRef| {
             let phase = self.leases.get(member).map(|lease| lease.phase);
             phase == Some(Phase::Silent { is_logged: false, is_heard: false })
@@ -375,7 +375,7 @@ impl LeaseTable {
     }
 
     /// Members whose silence is to be taken back.
-    pub(crate) fn heard_to_log(&self) -> Vec<MemberRef> {
+    pub fn heard_to_log(&self) -> Vec<MemberRef> {
         let heard = |member: &&MemberRef| {
             let phase = self.leases.get(member).map(|lease| lease.phase);
             matches!(phase, Some(Phase::Silent { is_heard: true, .. }))
@@ -384,7 +384,7 @@ impl LeaseTable {
     }
 
     /// The membership of `member` in `group`, if it is in the table.
-    pub(crate) fn find(&self, group: &GroupId, member: &MemberId) -> Option<MemberRef> {
+    pub fn find(&self, group: &GroupId, member: &MemberId) -> Option<MemberRef> {
         let (group, member) = (group.clone(), member.clone());
         let first = MemberRef { group, member, member_epoch: MemberEpoch(0) };
         let (found, _) = self.leases.range(&first..).next()?;
@@ -392,7 +392,7 @@ impl LeaseTable {
     }
 
     /// When the lease of `member` runs out.
-    pub(crate) fn deadline(&self, member: &MemberRef) -> Option<Tick> {
+    pub fn deadline(&self, member: &MemberRef) -> Option<Tick> {
         self.leases.get(member).map(|lease| lease.deadline)
     }
 }

@@ -3,15 +3,25 @@
 mod clock;
 mod driver;
 mod grpc;
-mod lease;
+#[doc(hidden)]
+pub mod lease;
 pub mod machine;
 mod node;
-mod planning;
+#[doc(hidden)]
+pub mod planning;
 pub mod raft;
 pub mod settings;
-mod soft;
+#[doc(hidden)]
+pub mod soft;
 pub mod stored;
 mod view;
+
+/// The parts without IO, for the simulator. Not an interface: they change with the code around them.
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::driver::{deadlines, leading, reign, session, settle};
+    pub use crate::grpc::{edge, judge, refusal, verify};
+}
 
 pub use node::{Node, StartError};
 pub use settings::{NodeSettings, NodeSettingsError};

@@ -8,7 +8,7 @@ use tenure_model::{MemberId, Partition, TopicId};
 use tenure_planner::{Input, Member, Topic};
 
 /// What a plan of `group` is made from; it stays close to the last target and to who owns what.
-pub(crate) fn input(group: &Group) -> Input {
+pub fn input(group: &Group) -> Input {
     let members = group.members.iter().map(|(name, member)| {
         let planned = Member {
             topics: member.topics.iter().cloned().collect(),
@@ -41,7 +41,7 @@ pub(crate) fn input(group: &Group) -> Input {
 /// A target planned afresh: pins are lifted, and what is lopsided within a topic is put right although totals are even.
 ///
 /// Moves nothing where nothing is gained.
-pub(crate) fn fresh(mut input: Input) -> BTreeMap<Partition, MemberId> {
+pub fn fresh(mut input: Input) -> BTreeMap<Partition, MemberId> {
     input.pins.clear();
     let close = tenure_planner::plan(&input);
     input.current.clear();
@@ -72,7 +72,7 @@ fn spread(input: &Input, target: &BTreeMap<Partition, MemberId>) -> u64 {
 }
 
 /// What a target would move, compared with who owns what now.
-pub(crate) fn moves(group: &Group, target: &BTreeMap<Partition, MemberId>) -> Vec<PlannedMove> {
+pub fn moves(group: &Group, target: &BTreeMap<Partition, MemberId>) -> Vec<PlannedMove> {
     let owners: BTreeMap<Partition, MemberId> = group
         .partitions
         .iter()
@@ -85,7 +85,7 @@ pub(crate) fn moves(group: &Group, target: &BTreeMap<Partition, MemberId>) -> Ve
 }
 
 /// What draining or undraining `member` would move.
-pub(crate) fn drain_moves(group: &Group, member: &MemberId, undrain: bool) -> Vec<PlannedMove> {
+pub fn drain_moves(group: &Group, member: &MemberId, undrain: bool) -> Vec<PlannedMove> {
     let mut input = input(group);
     if let Some(planned) = input.members.get_mut(member) {
         planned.draining = !undrain;

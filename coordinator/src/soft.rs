@@ -5,7 +5,7 @@ use tenure_model::{Epoch, GroupId, MemberId, Partition, Tick};
 
 /// Phase of a held partition, as its member says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub enum Phase {
     Registering,
     Verifying,
     Resuming,
@@ -15,7 +15,7 @@ pub(crate) enum Phase {
 
 impl Phase {
     /// The phase's text.
-    pub(crate) const fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Registering => "registering",
             Self::Verifying => "verifying",
@@ -28,24 +28,24 @@ impl Phase {
 
 /// A partition that a member believes to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
-    pub(crate) partition: Partition,
-    pub(crate) epoch: Epoch,
-    pub(crate) phase: Phase,
+pub struct Held {
+    pub partition: Partition,
+    pub epoch: Epoch,
+    pub phase: Phase,
     /// Next offset to deliver. Meaningful once running.
-    pub(crate) position: u64,
-    pub(crate) phase_ms: u64,
+    pub position: u64,
+    pub phase_ms: u64,
     /// Empty: none.
-    pub(crate) error: String,
+    pub error: String,
 }
 
 /// The last heartbeat of one member.
 #[derive(Clone, Debug)]
-pub(crate) struct Beat {
+pub struct Beat {
     /// When the lease runs out, on this node's clock.
-    pub(crate) deadline: Tick,
-    pub(crate) held: Vec<Held>,
+    pub deadline: Tick,
+    pub held: Vec<Held>,
 }
 
 /// Last heartbeats of all members; written by the driver, read by whoever describes a group.
-pub(crate) type Beats = DashMap<(GroupId, MemberId), Beat>;
+pub type Beats = DashMap<(GroupId, MemberId), Beat>;

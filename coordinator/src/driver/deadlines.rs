@@ -13,14 +13,14 @@ use crate::settings::NodeSettings;
 
 /// How long the raft leader waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lengths {
-    pub(crate) drain: Duration,
-    pub(crate) acquire: Duration,
+pub struct Lengths {
+    pub drain: Duration,
+    pub acquire: Duration,
     /// Back-off after the first failed acquire; doubles with each one in a row.
-    pub(crate) hold: Duration,
-    pub(crate) hold_max: Duration,
+    pub hold: Duration,
+    pub hold_max: Duration,
     /// What a drain lasts beyond the member's ttl, at least, where only the lease protects.
-    pub(crate) clock_drift_max: Duration,
+    pub clock_drift_max: Duration,
 }
 
 impl From<&NodeSettings> for Lengths {
@@ -38,15 +38,15 @@ impl From<&NodeSettings> for Lengths {
 
 /// What has to be proposed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Due {
-    pub(crate) drains: Vec<GrantRef>,
-    pub(crate) acquires: Vec<GrantRef>,
-    pub(crate) holds: Vec<(GroupId, Partition)>,
+pub struct Due {
+    pub drains: Vec<GrantRef>,
+    pub acquires: Vec<GrantRef>,
+    pub holds: Vec<(GroupId, Partition)>,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Timers {
+pub struct Timers {
     lengths: Lengths,
     drains: BTreeMap<GrantRef, Tick>,
     acquires: BTreeMap<GrantRef, Tick>,
@@ -54,12 +54,12 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    pub(crate) const fn new(lengths: Lengths) -> Self {
+    pub const fn new(lengths: Lengths) -> Self {
         Self { lengths, drains: BTreeMap::new(), acquires: BTreeMap::new(), holds: BTreeMap::new() }
     }
 
     /// Starts a timer for everything new in `state`, and forgets what is not there any more.
-    pub(crate) fn follow(&mut self, state: &State, now: Tick) {
+    pub fn follow(&mut self, state: &State, now: Tick) {
         let mut drains = BTreeMap::new();
         for (grant, owner, _) in state.partitions_revoking() {
             let at = self
@@ -106,7 +106,7 @@ impl Timers {
     }
 
     /// Everything that is due; again at every call until the state has changed.
-    pub(crate) fn due(&self, now: Tick) -> Due {
+    pub fn due(&self, now: Tick) -> Due {
         let grants = |timers: &BTreeMap<GrantRef, Tick>| {
             timers.iter().filter(|(_, at)| **at <= now).map(|(grant, _)| grant.clone()).collect()
         };
@@ -123,12 +123,12 @@ impl Timers {
     }
 
     /// What remains of the drain of `grant`, seen from `from`; nothing when it is not known to be revoking.
-    pub(crate) fn drain_remaining(&self, grant: &GrantRef, from: Tick) -> Option<Duration> {
+    pub fn drain_remaining(&self, grant: &GrantRef, from: Tick) -> Option<Duration> {
         self.drains.get(grant).map(|at| at.since(from))
     }
 
     /// The raft leader's loop stood still for `gap`: all deadlines move by it.
-    pub(crate) fn add_gap(&mut self, gap: Duration) {
+    pub fn add_gap(&mut self, gap: Duration) {
         let holds = self.holds.values_mut().map(|(_, at)| at);
         for at in self.drains.values_mut().chain(self.acquires.values_mut()).chain(holds) {
             *at = at.after(gap);

@@ -3,11 +3,12 @@
 //! The task runs on every node and does nothing while another one leads. Whatever it wants to happen is a command in
 //! the log; a proposal that was refused or lost is proposed again until its outcome is applied or the term ends.
 
-mod deadlines;
+pub mod deadlines;
+pub mod leading;
 pub(crate) mod proposer;
-mod reign;
-pub(crate) mod session;
-mod settle;
+pub mod reign;
+pub mod session;
+pub mod settle;
 mod work;
 
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use crate::soft::Beats;
 use proposer::Proposer;
 use reign::Reign;
 use session::{Input, Session};
-use work::{Done, Lanes, Work};
+use work::{Done, Work};
 
 /// Pause between two looks at deadlines and waiting heartbeats.
 const TICK: Duration = Duration::from_millis(20);
@@ -76,8 +77,6 @@ pub(crate) struct Driver {
     leadership: watch::Receiver<Leadership>,
     beats: Arc<Beats>,
     work: FuturesUnordered<Work>,
-    lanes: Lanes,
-    is_confirming: bool,
     reign: Option<Reign>,
     last_tick: Tick,
 }
@@ -98,8 +97,6 @@ impl Driver {
             leadership,
             beats,
             work: FuturesUnordered::new(),
-            lanes: Lanes::default(),
-            is_confirming: false,
             reign: None,
             last_tick,
         };
@@ -157,7 +154,6 @@ impl Driver {
             tracing::info!(term = %now.term, "this node is the raft leader");
             let tick = self.parts.clock.now();
             self.last_tick = tick;
-            self.lanes = Lanes::default();
             let Parts { settings, node_address, .. } = &self.parts;
             let (settings, address) = (Arc::clone(settings), node_address.clone());
             let beats = Arc::clone(&self.beats);
@@ -165,7 +161,6 @@ impl Driver {
                 Reign::begin(now.term, machine, settings, address, beats, tick)
             };
             self.reign = Some(self.parts.raft.with_machine(begin));
-            self.is_confirming = false;
             self.flush();
         }
     }

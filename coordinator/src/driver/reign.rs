@@ -12,6 +12,7 @@ use tenure_proto::v1;
 use tenure_proto::v1::session_down::Down;
 
 use super::deadlines::Timers;
+use super::leading::Lanes;
 use super::session::{Session, assignment_to_wire};
 use super::settle::Settling;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
@@ -21,7 +22,7 @@ use crate::soft::{Beat, Beats, Held};
 
 /// What a member waits to hear, once leadership was confirmed after `receipt`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
+pub struct Waiting {
     /// The session is new: `Joined`.
     is_join: bool,
     /// The newest heartbeat: its answer.
@@ -30,16 +31,16 @@ pub(crate) struct Waiting {
 }
 
 /// Members that wait, each with the newest of what it waits for.
-pub(crate) type WaitingMembers = BTreeMap<MemberRef, Waiting>;
+pub type WaitingMembers = BTreeMap<MemberRef, Waiting>;
 
 /// See the module.
-pub(crate) struct Reign {
-    pub(crate) term: Term,
+pub struct Reign {
+    pub term: Term,
     /// Index of the state that this was last built from as a whole.
     built_at: Index,
-    pub(crate) table: LeaseTable,
-    pub(crate) timers: Timers,
-    pub(crate) settling: Settling,
+    pub table: LeaseTable,
+    pub timers: Timers,
+    pub settling: Settling,
     sessions: BTreeMap<MemberRef, Session>,
     /// Received, not yet part of a confirmation under way.
     waiting: WaitingMembers,
@@ -49,6 +50,9 @@ pub(crate) struct Reign {
     touched: BTreeSet<(GroupId, MemberId)>,
     /// The state changed in a way that timers and plans follow.
     is_dirty: bool,
+    pub(super) lanes: Lanes,
+    /// A confirmation of leadership is under way.
+    pub(super) is_confirming: bool,
     settings: Arc<NodeSettings>,
     node_address: String,
     beats: Arc<Beats>,
@@ -56,7 +60,7 @@ pub(crate) struct Reign {
 
 impl Reign {
     /// Builds everything from the state, right after the first entry of `term` was applied.
-    pub(crate) fn begin(
+    pub fn begin(
         term: Term,
         machine: &GroupMachine,
         settings: Arc<NodeSettings>,
@@ -80,6 +84,8 @@ impl Reign {
             parked: BTreeMap::new(),
             touched: BTreeSet::new(),
             is_dirty: true,
+            lanes: Lanes::default(),
+            is_confirming: false,
             settings,
             node_address,
             beats,
@@ -89,7 +95,7 @@ impl Reign {
     }
 
     /// Takes over the state as a whole: at the start, and when changes were missed.
-    pub(crate) fn rebuild(&mut self, machine: &GroupMachine, now: Tick) {
+    pub fn rebuild(&mut self, machine: &GroupMachine, now: Tick) {
         let state = machine.state();
         let mut live = BTreeSet::new();
         for (member, ttl_ms, interval_ms, silence) in state.members() {
@@ -124,12 +130,7 @@ impl Reign {
     }
 
     /// Takes over what one entry changed.
-    pub(crate) fn follow<'a>(
-        &mut self,
-        index: Index,
-        events: impl Iterator<Item = &'a Event>,
-        now: Tick,
-    ) {
+    pub fn follow<'a>(&mut self, index: Index, events: impl Iterator<Item = &'a Event>, now: Tick) {
         if index <= self.built_at {
             return;
         }
@@ -193,7 +194,7 @@ impl Reign {
     }
 
     /// Brings timers and plans up to the state, and tells members of their new assignments.
-    pub(crate) fn flush(&mut self, state: &State, now: Tick) {
+    pub fn flush(&mut self, state: &State, now: Tick) {
         if !self.is_dirty && self.touched.is_empty() {
             return;
         }
@@ -212,12 +213,12 @@ impl Reign {
     }
 
     /// Whether [`Reign::flush`] has something to do.
-    pub(crate) fn needs_flush(&self) -> bool {
+    pub fn needs_flush(&self) -> bool {
         self.is_dirty || !self.touched.is_empty()
     }
 
     /// A session is new. An earlier one of the same member ends.
-    pub(crate) fn open(&mut self, member: MemberRef, receipt: Tick, session: Session) {
+    pub fn open(&mut self, member: MemberRef, receipt: Tick, session: Session) {
         match self.table.renew(&member, receipt) {
             Answer::Gone => {
                 session.end(ErrorCode::MemberGone, gone_message(&member));
@@ -232,7 +233,7 @@ impl Reign {
     }
 
     /// The stream of a session is gone.
-    pub(crate) fn close(&mut self, member: &MemberRef, id: super::session::SessionId) {
+    pub fn close(&mut self, member: &MemberRef, id: super::session::SessionId) {
         if self.sessions.get(member).is_some_and(|session| session.id == id) {
             self.sessions.remove(member);
             self.waiting.remove(member);
@@ -241,7 +242,7 @@ impl Reign {
     }
 
     /// A heartbeat was received: renews the lease; the answer waits for a confirmation.
-    pub(crate) fn heartbeat(&mut self, beat: super::session::Heartbeat) {
+    pub fn heartbeat(&mut self, beat: super::session::Heartbeat) {
         let super::session::Heartbeat { member, session, receipt, sequence, held } = beat;
         if self.sessions.get(&member).is_none_or(|known| known.id != session) {
             return;
@@ -268,12 +269,12 @@ impl Reign {
     }
 
     /// Everything that waits for a confirmation which has not begun yet.
-    pub(crate) fn take_waiting(&mut self) -> WaitingMembers {
+    pub fn take_waiting(&mut self) -> WaitingMembers {
         std::mem::take(&mut self.waiting)
     }
 
     /// The confirmation failed: they wait for the next one.
-    pub(crate) fn give_back(&mut self, waiting: WaitingMembers) {
+    pub fn give_back(&mut self, waiting: WaitingMembers) {
         let newer = std::mem::replace(&mut self.waiting, waiting);
         for (member, new) in newer {
             merge(&mut self.waiting, member, new);
@@ -281,7 +282,7 @@ impl Reign {
     }
 
     /// Leadership was confirmed, and `state` has everything committed before that: answers who may be answered.
-    pub(crate) fn answer(&mut self, confirmed: WaitingMembers, state: &State) {
+    pub fn answer(&mut self, confirmed: WaitingMembers, state: &State) {
         for (member, waiting) in confirmed {
             match self.table.answer(&member) {
                 Answer::Now => self.answer_one(&member, waiting, state),
@@ -342,7 +343,7 @@ impl Reign {
     }
 
     /// The log says that `member` was heard, or never said that it was silent: it may be answered.
-    pub(crate) fn heard_again(&mut self, member: &MemberRef) {
+    pub fn heard_again(&mut self, member: &MemberRef) {
         self.table.heard_applied(member);
         if let Some(parked) = self.parked.remove(member) {
             merge(&mut self.waiting, member.clone(), parked);
@@ -350,7 +351,7 @@ impl Reign {
     }
 
     /// The membership has ended: tells its session.
-    pub(crate) fn end_membership(&mut self, member: &MemberRef) {
+    pub fn end_membership(&mut self, member: &MemberRef) {
         self.forget(member);
         if let Some(session) = self.sessions.remove(member) {
             session.end(ErrorCode::MemberGone, gone_message(member));
@@ -376,7 +377,7 @@ impl Reign {
     }
 
     /// This node leads no more: every session is told where to go.
-    pub(crate) fn end(self, status: &tonic::Status) {
+    pub fn end(self, status: &tonic::Status) {
         for session in self.sessions.into_values() {
             session.refuse(status.clone());
         }

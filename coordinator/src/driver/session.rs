@@ -10,14 +10,14 @@ use tonic::Status;
 use crate::soft::Held;
 
 /// One message down, or the end of the stream.
-pub(crate) type Down = Result<v1::SessionDown, Status>;
+pub type Down = Result<v1::SessionDown, Status>;
 
 /// Tells the sessions of one node apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SessionId(pub(crate) u64);
+pub struct SessionId(pub(crate) u64);
 
 /// What sessions tell the driver.
-pub(crate) enum Input {
+pub enum Input {
     /// A member joined, or took its session up again; answered with `Joined`.
     Open(Open),
     /// Answered once leadership was confirmed after it.
@@ -27,56 +27,56 @@ pub(crate) enum Input {
 }
 
 /// See [`Input::Open`].
-pub(crate) struct Open {
-    pub(crate) member: MemberRef,
-    pub(crate) session: SessionId,
+pub struct Open {
+    pub member: MemberRef,
+    pub session: SessionId,
     /// When the join was received.
-    pub(crate) receipt: Tick,
-    pub(crate) outbound: mpsc::Sender<Down>,
+    pub receipt: Tick,
+    pub outbound: mpsc::Sender<Down>,
     /// Sent when the driver said the last word; dropped when another session took over or the member left.
-    pub(crate) ended: oneshot::Sender<LastWordSaid>,
+    pub ended: oneshot::Sender<LastWordSaid>,
 }
 
 /// The driver has sent an end down the stream: nothing may follow.
-pub(crate) struct LastWordSaid;
+pub struct LastWordSaid;
 
 /// See [`Input::Heartbeat`].
-pub(crate) struct Heartbeat {
-    pub(crate) member: MemberRef,
-    pub(crate) session: SessionId,
-    pub(crate) receipt: Tick,
-    pub(crate) sequence: u64,
-    pub(crate) held: Vec<Held>,
+pub struct Heartbeat {
+    pub member: MemberRef,
+    pub session: SessionId,
+    pub receipt: Tick,
+    pub sequence: u64,
+    pub held: Vec<Held>,
 }
 
 /// A session as the driver keeps it.
-pub(crate) struct Session {
-    pub(crate) id: SessionId,
-    pub(crate) is_joined: bool,
+pub struct Session {
+    pub id: SessionId,
+    pub is_joined: bool,
     outbound: mpsc::Sender<Down>,
     ended: oneshot::Sender<LastWordSaid>,
 }
 
 impl Session {
-    pub(crate) fn new(open: Open) -> (MemberRef, Tick, Self) {
+    pub fn new(open: Open) -> (MemberRef, Tick, Self) {
         let Open { member, session, receipt, outbound, ended } = open;
         (member, receipt, Self { id: session, is_joined: false, outbound, ended })
     }
 
     /// Sends one message; false when the member lets too much pile up, or is gone.
-    pub(crate) fn send(&self, down: v1::session_down::Down) -> bool {
+    pub fn send(&self, down: v1::session_down::Down) -> bool {
         self.outbound.try_send(Ok(v1::SessionDown { down: Some(down) })).is_ok()
     }
 
     /// Ends the membership's stream with the reason.
-    pub(crate) fn end(self, code: ErrorCode, message: String) {
+    pub fn end(self, code: ErrorCode, message: String) {
         let error = v1::Error { code: code.as_str().to_owned(), message, ..v1::Error::default() };
         self.send(v1::session_down::Down::Ended(v1::Ended { error: Some(error) }));
         self.say_last_word();
     }
 
     /// Ends the stream with a status; the membership stays.
-    pub(crate) fn refuse(self, status: Status) {
+    pub fn refuse(self, status: Status) {
         // A member that does not read sees the stream end.
         drop(self.outbound.try_send(Err(status)));
         self.say_last_word();
@@ -89,7 +89,7 @@ impl Session {
 }
 
 /// Writes an assignment; `drain_remaining_ms` is asked for revoking partitions.
-pub(crate) fn assignment_to_wire(
+pub fn assignment_to_wire(
     assignment: &Assignment,
     drain_remaining_ms: impl Fn(&tenure_core::queries::Assigned) -> u64,
 ) -> v1::Assignment {

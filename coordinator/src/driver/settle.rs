@@ -6,11 +6,11 @@ use std::time::Duration;
 use tenure_model::{GroupEpoch, GroupId, Tick};
 
 /// How many times a target may be refused as stale before its lines are taken one by one.
-pub(crate) const REFUSALS_MAX: u32 = 3;
+pub const REFUSALS_MAX: u32 = 3;
 
 /// Groups that wait for a plan.
 #[derive(Debug)]
-pub(crate) struct Settling {
+pub struct Settling {
     quiet: Duration,
     cap: Duration,
     groups: BTreeMap<GroupId, Wait>,
@@ -27,16 +27,12 @@ struct Wait {
 }
 
 impl Settling {
-    pub(crate) const fn new(quiet: Duration, cap: Duration) -> Self {
+    pub const fn new(quiet: Duration, cap: Duration) -> Self {
         Self { quiet, cap, groups: BTreeMap::new() }
     }
 
     /// Takes over which groups are due for a plan, with their group epochs.
-    pub(crate) fn follow<'a>(
-        &mut self,
-        due: impl Iterator<Item = (&'a GroupId, GroupEpoch)>,
-        now: Tick,
-    ) {
+    pub fn follow<'a>(&mut self, due: impl Iterator<Item = (&'a GroupId, GroupEpoch)>, now: Tick) {
         let mut before = std::mem::take(&mut self.groups);
         for (group, epoch) in due {
             let mut wait = before.remove(group).unwrap_or(Wait {
@@ -56,7 +52,7 @@ impl Settling {
     }
 
     /// Groups to plan now. Each is given once, until [`Settling::refused`] or [`Settling::failed`] gives it back.
-    pub(crate) fn take_due(&mut self, now: Tick) -> Vec<GroupId> {
+    pub fn take_due(&mut self, now: Tick) -> Vec<GroupId> {
         let mut due = Vec::new();
         for (group, wait) in &mut self.groups {
             let settled = wait.last_change.after(self.quiet).min(wait.first_change.after(self.cap));
@@ -69,12 +65,12 @@ impl Settling {
     }
 
     /// Whether the next target of `group` takes what holds of it.
-    pub(crate) fn is_line_by_line(&self, group: &GroupId) -> bool {
+    pub fn is_line_by_line(&self, group: &GroupId) -> bool {
         self.groups.get(group).is_some_and(|wait| wait.refusals >= REFUSALS_MAX)
     }
 
     /// The group moved on while it was planned.
-    pub(crate) fn refused(&mut self, group: &GroupId) {
+    pub fn refused(&mut self, group: &GroupId) {
         if let Some(wait) = self.groups.get_mut(group) {
             wait.refusals = wait.refusals.saturating_add(1);
             wait.is_planned = false;
@@ -82,7 +78,7 @@ impl Settling {
     }
 
     /// The target was installed. A group that moved on meanwhile is due again.
-    pub(crate) fn installed(&mut self, group: &GroupId) {
+    pub fn installed(&mut self, group: &GroupId) {
         if let Some(wait) = self.groups.get_mut(group) {
             wait.refusals = 0;
             wait.is_planned = false;
@@ -90,7 +86,7 @@ impl Settling {
     }
 
     /// The target was lost or is wrong: again, but not before `not_before`.
-    pub(crate) fn failed(&mut self, group: &GroupId, not_before: Tick) {
+    pub fn failed(&mut self, group: &GroupId, not_before: Tick) {
         if let Some(wait) = self.groups.get_mut(group) {
             wait.not_before = not_before;
             wait.is_planned = false;

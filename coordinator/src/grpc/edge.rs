@@ -22,7 +22,7 @@ use tenure_proto::v1;
 use crate::soft::{Held, Phase};
 
 /// Reads a join; lengths that are 0 are the coordinator's.
-pub(crate) fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malformed> {
+pub fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malformed> {
     if wire.topics.is_empty() {
         return Err(Malformed::new("join.topics", "is empty: name at least one topic"));
     }
@@ -94,7 +94,7 @@ fn reports(field: &'static str, wire: &[v1::TopicReport]) -> Result<Vec<TopicRep
 }
 
 /// Reads what a member of a session says of topics.
-pub(crate) fn report_topics(
+pub fn report_topics(
     member: &MemberRef,
     wire: &v1::ReportTopics,
 ) -> Result<ReportTopics, Malformed> {
@@ -106,7 +106,7 @@ pub(crate) fn report_topics(
 }
 
 /// Reads what a heartbeat says is held.
-pub(crate) fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
+pub fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
     const FIELD: &str = "heartbeat.held";
     at_most(FIELD, wire.len(), REQUEST_PARTITIONS_MAX)?;
     let mut seen = Seen::new(FIELD);
@@ -136,10 +136,7 @@ pub(crate) fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
 }
 
 /// Reads the word that a grant was acquired.
-pub(crate) fn acquired(
-    member: &MemberRef,
-    wire: &v1::Acquired,
-) -> Result<AcknowledgeAcquired, Malformed> {
+pub fn acquired(member: &MemberRef, wire: &v1::Acquired) -> Result<AcknowledgeAcquired, Malformed> {
     next_offset("acquired.resume", wire.resume)?;
     Ok(AcknowledgeAcquired {
         group: member.group.clone(),
@@ -151,10 +148,7 @@ pub(crate) fn acquired(
 }
 
 /// Reads a release.
-pub(crate) fn release(
-    member: &MemberRef,
-    wire: &v1::Release,
-) -> Result<ReleasePartitions, Malformed> {
+pub fn release(member: &MemberRef, wire: &v1::Release) -> Result<ReleasePartitions, Malformed> {
     Ok(ReleasePartitions {
         group: member.group.clone(),
         member: member.member.clone(),
@@ -163,7 +157,7 @@ pub(crate) fn release(
 }
 
 /// Reads a leave.
-pub(crate) fn leave(member: &MemberRef, wire: &v1::Leave) -> Result<LeaveGroup, Malformed> {
+pub fn leave(member: &MemberRef, wire: &v1::Leave) -> Result<LeaveGroup, Malformed> {
     Ok(LeaveGroup {
         group: member.group.clone(),
         member: member.member.clone(),
@@ -204,7 +198,7 @@ fn release_reason(field: &'static str, wire: i32) -> Result<ReleaseReason, Malfo
 }
 
 /// Reads a commit of offsets.
-pub(crate) fn commit(wire: v1::CommitRequest) -> Result<CommitOffsets, Malformed> {
+pub fn commit(wire: v1::CommitRequest) -> Result<CommitOffsets, Malformed> {
     const FIELD: &str = "commits";
     let group = name("group", &wire.group)?;
     let member = name("member", &wire.member)?;
@@ -230,7 +224,7 @@ pub(crate) fn commit(wire: v1::CommitRequest) -> Result<CommitOffsets, Malformed
 }
 
 /// Reads a fetch: the group, and the partitions; none means all.
-pub(crate) fn fetch(wire: &v1::FetchRequest) -> Result<(GroupId, Vec<Partition>), Malformed> {
+pub fn fetch(wire: &v1::FetchRequest) -> Result<(GroupId, Vec<Partition>), Malformed> {
     let group = name("group", &wire.group)?;
     at_most("partitions", wire.partitions.len(), REQUEST_PARTITIONS_MAX)?;
     let mut seen = Seen::new("partitions");
@@ -240,10 +234,10 @@ pub(crate) fn fetch(wire: &v1::FetchRequest) -> Result<(GroupId, Vec<Partition>)
 }
 
 /// Grants to verify, and whose they are said to be.
-pub(crate) type Verify = (GroupId, MemberId, Vec<(Partition, Epoch)>);
+pub type Verify = (GroupId, MemberId, Vec<(Partition, Epoch)>);
 
 /// Reads a verify.
-pub(crate) fn verify(wire: &v1::VerifyRequest) -> Result<Verify, Malformed> {
+pub fn verify(wire: &v1::VerifyRequest) -> Result<Verify, Malformed> {
     let group = name("group", &wire.group)?;
     let member = name("member", &wire.member)?;
     if wire.grants.is_empty() {
@@ -259,9 +253,7 @@ pub(crate) fn verify(wire: &v1::VerifyRequest) -> Result<Verify, Malformed> {
 }
 
 /// Reads who asks and why; makes a request id when there is none. Also says whether it is a dry run.
-pub(crate) fn operator(
-    wire: Option<&v1::OperatorContext>,
-) -> Result<(OperatorContext, bool), Malformed> {
+pub fn operator(wire: Option<&v1::OperatorContext>) -> Result<(OperatorContext, bool), Malformed> {
     let wire = wire.ok_or_else(|| {
         Malformed::new("context", "is missing: say who asks (actor) and why (reason)")
     })?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
 use tenure_core::command::MemberRef;
-use tenure_core::{Command, Reply};
+use tenure_core::{Command, Rejection, Reply};
 use tenure_model::{ErrorCode, LeaseSettings, Tick};
 use tenure_proto::convert::Malformed;
 use tenure_proto::v1;
@@ -25,7 +25,6 @@ use super::coded::coded;
 use super::offsets::unexpected;
 use super::refusal::Refusal;
 use super::{Services, edge};
-use crate::driver::proposer::Verdict;
 use crate::driver::session::{Down, Heartbeat, Input, LastWordSaid, Open, SessionId};
 use crate::raft::ProposeError;
 
@@ -278,16 +277,17 @@ impl Session<'_> {
                 Ok(submitted) => submitted.outcome().await,
                 Err(error) => Err(error),
             };
-            let result =
-                outcome.map_err(Refusal::from).and_then(|verdict| judge(&verdict, is_leave));
+            let result = outcome
+                .map_err(Refusal::from)
+                .and_then(|verdict| judge(verdict.result(), is_leave));
             Answered { request, is_leave, result }
         }));
     }
 }
 
 /// The one answer to an act: its refusal as a whole, or the first of its parts that was refused.
-fn judge(verdict: &Verdict, is_leave: bool) -> Result<(), Refusal> {
-    match verdict.result().map_err(Refusal::from)? {
+pub fn judge(outcome: Result<&Reply, &Rejection>, is_leave: bool) -> Result<(), Refusal> {
+    match outcome.map_err(Refusal::from)? {
         // The member has left, whatever became of single partitions.
         Reply::Verdicts(_) if is_leave => Ok(()),
         Reply::Verdicts(verdicts) => {

@@ -1,12 +1,15 @@
 //! The services that members, operators and observers call.
 
 mod coded;
-mod edge;
+pub mod edge;
 mod membership;
 mod offsets;
 mod operator;
 mod ownership;
-mod refusal;
+pub mod refusal;
+
+pub use membership::judge;
+pub use ownership::verify;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

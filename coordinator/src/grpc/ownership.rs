@@ -81,7 +81,8 @@ impl Services {
     }
 }
 
-fn verify(
+/// Verdicts on grants that `member` believes to hold.
+pub fn verify(
     state: &State,
     group: &GroupId,
     member: &MemberId,

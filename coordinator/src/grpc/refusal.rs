@@ -10,9 +10,9 @@ use crate::raft::{LinearizeError, ProposeError};
 
 /// Why a call, or one part of it, was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub(crate) code: ErrorCode,
-    pub(crate) message: String,
+pub struct Refusal {
+    pub code: ErrorCode,
+    pub message: String,
     /// `FENCED` only; 0: none.
     current_epoch: u64,
     /// `NOT_LEADER` only; empty: not known.
@@ -20,13 +20,13 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { code, message, current_epoch: 0, leader_address: String::new() }
     }
 
     /// Another node leads, or none.
-    pub(crate) fn not_leader(address: Option<&str>) -> Self {
+    pub fn not_leader(address: Option<&str>) -> Self {
         match address {
             Some(address) => Self {
                 leader_address: address.to_owned(),
@@ -46,7 +46,7 @@ impl Refusal {
         Self::new(ErrorCode::ShuttingDown, "this node is shutting down: go to another one")
     }
 
-    pub(crate) fn to_wire(&self) -> v1::Error {
+    pub fn to_wire(&self) -> v1::Error {
         v1::Error {
             code: self.code.as_str().to_owned(),
             message: self.message.clone(),

@@ -137,7 +137,7 @@ pub(crate) struct ServeArgs {
     /// Settings file (TOML); docs/operations.md has every setting.
     #[arg(long, required_unless_present = "dev")]
     pub(crate) config: Option<PathBuf>,
-    /// One node on 127.0.0.1 with a data folder that goes away at the end.
+    /// One node on 127.0.0.1:7400 with a data folder that goes away at the end.
     #[arg(long)]
     pub(crate) dev: bool,
     /// Overrides `client_listen`: IP:PORT that clients connect to. Port 0 picks a free one.

@@ -17,7 +17,11 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let mut temporary = None;
     let mut settings = match &args.config {
         Some(file) => read(file)?,
-        None => NodeSettings::dev(),
+        // Where the other commands look when they are told nothing.
+        None => NodeSettings {
+            client_listen: NodeSettings::default().client_listen,
+            ..NodeSettings::dev()
+        },
     };
     if args.dev && args.data_dir.is_none() {
         let folder =

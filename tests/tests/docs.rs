@@ -1,0 +1,78 @@
+//! Pages that list what the code has are compared with the code.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use tenure_model::ErrorCode;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(root().join(name)).unwrap()
+}
+
+#[test]
+fn every_error_code_has_a_section_and_no_section_lacks_a_code() {
+    let page = page("docs/errors.md");
+    let sections: BTreeSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    let codes: BTreeSet<&str> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
+    assert_eq!(sections, codes);
+}
+
+#[test]
+fn every_setting_of_a_node_is_in_the_table_with_its_default() {
+    let page = page("docs/operations.md");
+    let defaults = toml_table(&tenure_coordinator::NodeSettings::default());
+    for (name, default) in defaults {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+        let row = row.unwrap_or_else(|| panic!("docs/operations.md has no row for `{name}`"));
+        assert!(
+            row.contains(&format!("| {default} |")),
+            "`{name}` has the default {default}: {row}"
+        );
+    }
+}
+
+/// Names and defaults of all settings, tables as `table.name`.
+fn toml_table(settings: &tenure_coordinator::NodeSettings) -> Vec<(String, String)> {
+    let value = serde_json::to_value(settings).unwrap();
+    let mut rows = Vec::new();
+    for (name, value) in value.as_object().unwrap() {
+        match value {
+            serde_json::Value::Object(table) => {
+                rows.extend(table.iter().map(|(key, v)| (format!("{name}.{key}"), v.to_string())));
+            }
+            serde_json::Value::Null => rows.push((name.clone(), "none".to_owned())),
+            other => rows.push((name.clone(), other.to_string().replace('"', ""))),
+        }
+    }
+    rows
+}
+
+#[test]
+fn pages_link_to_files_that_exist() {
+    let mut pages = vec![root().join("README.md")];
+    for folder in ["docs", "docs/decisions"] {
+        let files = std::fs::read_dir(root().join(folder)).unwrap();
+        pages.extend(
+            files
+                .map(|file| file.unwrap().path())
+                .filter(|p| p.extension().is_some_and(|e| e == "md")),
+        );
+    }
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.starts_with("http") || link.starts_with('#') {
+                continue;
+            }
+            let target = page.parent().unwrap().join(link.split('#').next().unwrap());
+            assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+        }
+    }
+}

@@ -46,12 +46,16 @@ impl TopicId {
     /// Such a source cannot tell two lives of a topic apart.
     #[must_use]
     pub fn of_name(name: &TopicName) -> Self {
+        Self::of_text(name.as_str())
+    }
+
+    /// Id for something that is no topic and has a name of another form, made as [`TopicId::of_name`] does.
+    #[must_use]
+    pub fn of_text(text: &str) -> Self {
         const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-        let hash = name
-            .as_str()
-            .bytes()
-            .fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+        let hash =
+            text.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
         Self(hash)
     }
 

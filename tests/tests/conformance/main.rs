@@ -6,6 +6,7 @@
     reason = "clippy exempts only test functions, and figures are printed"
 )]
 
+mod external;
 mod kit;
 mod known_bad;
 mod postgres;

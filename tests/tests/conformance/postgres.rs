@@ -37,7 +37,7 @@ impl Database {
         sink
     }
 
-    fn bills(&self) -> Vec<u64> {
+    pub(crate) fn bills(&self) -> Vec<u64> {
         let rows = self.server.sql(&self.name, "SELECT id FROM bill ORDER BY id");
         rows.lines().filter(|line| !line.is_empty()).map(|line| line.parse().unwrap()).collect()
     }
@@ -61,7 +61,7 @@ async fn owner(sink: &PostgresSink, grant: &Grant) -> (PostgresWriter, NextOffse
     (writer, next)
 }
 
-async fn write(writer: &mut PostgresWriter, id: u64) -> Result<(), SinkError> {
+pub(crate) async fn write(writer: &mut PostgresWriter, id: u64) -> Result<(), SinkError> {
     let tx = writer.begin().await?;
     tx.execute("INSERT INTO bill VALUES ($1, 0, 1)", &[&id.cast_signed()]).await?;
     tx.commit(at(id + 1)).await

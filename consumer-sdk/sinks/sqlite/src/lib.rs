@@ -29,6 +29,39 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Without a coordinator, under the token of something else:
+//!
+//! ```
+//! use tenure_model::{Epoch, NextOffset};
+//! use tenure_sdk::grant::{Grant, Resource};
+//! use tenure_sdk::sink::{FencedSink, FencedWriter, SinkError, Verified};
+//! use tenure_sink_sqlite::{SqliteSettings, SqliteSink, SqliteWriter};
+//!
+//! /// `revision` rises with every owner: that of the etcd key which the lock was taken with.
+//! async fn own(sink: &SqliteSink, revision: u64) -> Result<(SqliteWriter, NextOffset), SinkError> {
+//!     let token = Epoch::new(revision).expect("a revision is below 2^53");
+//!     let grant = Grant::external(Resource::named("orders/7").expect("a name"), token);
+//!     let mut writer = sink.register(&grant).await?.writer;
+//!     // A sink that needs it: ask the lock's service here whether the lock is still held.
+//!     let next = match writer.resume(&Verified::without_coordinator(false)).await? {
+//!         Some(next) => next,
+//!         None => writer.initialise(NextOffset::ZERO).await?,
+//!     };
+//!     Ok((writer, next))
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), SinkError> {
+//! let sink = SqliteSink::open(":memory:", SqliteSettings::default()).await?;
+//! sink.migrate().await?;
+//! let (mut old, _) = own(&sink, 41).await?;
+//! let (mut new, _) = own(&sink, 97).await?;
+//! assert!(matches!(old.begin().await, Err(SinkError::Fenced { .. })));
+//! new.begin().await?.commit(NextOffset::new(1).expect("a small offset")).await?;
+//! # Ok(())
+//! # }
+//! ```
 
 #![warn(missing_docs)]
 

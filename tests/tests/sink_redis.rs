@@ -7,7 +7,7 @@
 )]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenure_model::{Epoch, NextOffset};
 use tenure_sdk::grant::Grant;
@@ -39,14 +39,34 @@ fn key(partition: u32, name: &str) -> String {
     format!("{{{}}}:{name}", conformance::grant("any", partition, Epoch::FIRST).resource)
 }
 
+/// Acquires as the consumer does: what is lost or late is asked again.
 async fn owner(sink: &RedisSink, grant: &Grant) -> (RedisWriter, NextOffset) {
-    let mut writer = sink.register(grant).await.unwrap().writer;
     let verified = Verified::without_coordinator(false);
-    let next = match writer.resume(&verified).await.unwrap() {
-        Some(next) => next,
-        None => writer.initialise(NextOffset::ZERO).await.unwrap(),
+    let mut writer = patiently(async || sink.register(grant).await).await.writer;
+    let next = loop {
+        let found = match writer.resume(&verified).await {
+            Ok(None) => writer.initialise(NextOffset::ZERO).await.map(Some),
+            found => found,
+        };
+        match found {
+            Ok(found) => break found.unwrap(),
+            Err(SinkError::Unknown(_) | SinkError::Transient { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
     };
     (writer, next)
+}
+
+async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Result<T, SinkError>) -> T {
+    let started = Instant::now();
+    loop {
+        match attempt().await {
+            Err(error @ (SinkError::Unknown(_) | SinkError::Transient { .. })) => {
+                assert!(started.elapsed() < Duration::from_secs(30), "{error}");
+            }
+            result => return result.unwrap(),
+        }
+    }
 }
 
 async fn write(writer: &mut RedisWriter, id: u64) -> Result<(), SinkError> {
@@ -265,8 +285,8 @@ async fn script_that_fails_half_way_stops_the_partition_until_someone_looks() {
 
 fn impatient() -> RedisSettings {
     RedisSettings {
-        response_timeout: Duration::from_millis(150),
-        connect_timeout: Duration::from_millis(150),
+        response_timeout: Duration::from_millis(400),
+        connect_timeout: Duration::from_millis(400),
         ..Default::default()
     }
 }
@@ -304,12 +324,7 @@ async fn write_that_arrives_after_it_was_given_up_is_in_once_or_never() {
         assert!(matches!(writer.begin().await, Err(SinkError::Unknown(_))));
         // The write goes on towards the server while the question about it is asked.
         proxy.release();
-        let resolved = loop {
-            match writer.resolve().await {
-                Err(SinkError::Unknown(_)) => {}
-                result => break result.unwrap(),
-            }
-        };
+        let resolved = patiently(async || writer.resolve().await).await;
         if let Resolved::NotApplied(_) = resolved {
             write(&mut writer, id).await.unwrap();
         } else {
@@ -339,7 +354,7 @@ async fn write_in_doubt_that_was_ruled_out_is_refused_when_it_arrives() {
     assert!(matches!(unknown, SinkError::Unknown(_)), "{unknown}");
     proxy.cut();
     proxy.release();
-    assert_eq!(writer.resolve().await.unwrap(), Resolved::NotApplied(at(0)));
+    assert_eq!(patiently(async || writer.resolve().await).await, Resolved::NotApplied(at(0)));
     let refused = kept_back.commit(at(1)).await.unwrap_err();
     assert!(matches!(refused, SinkError::Transient { .. }), "{refused}");
     assert_eq!(bills(&server), Vec::<u64>::new());
@@ -482,7 +497,7 @@ async fn registration_that_too_few_replicas_have_does_not_count() {
     let Some(pair) = Pair::start() else { return };
     let settings = RedisSettings {
         replicas_min: 1,
-        wait_timeout: Duration::from_millis(300),
+        wait_timeout: Duration::from_secs(1),
         ..Default::default()
     };
     let sink = sink_on(&pair.primary, settings.clone()).await;
@@ -495,7 +510,7 @@ async fn registration_that_too_few_replicas_have_does_not_count() {
     let refused = sink.register(&grant("bob", 2)).await.unwrap_err();
     assert!(matches!(refused, SinkError::Unknown(_)), "{refused}");
     pair.catch_up();
-    sink.register(&grant("bob", 2)).await.unwrap();
+    patiently(async || sink.register(&grant("bob", 2)).await).await;
     pair.fall_behind();
     let promoted = pair.fail_over();
     let sink = sink_on(&promoted, RedisSettings::default()).await;
@@ -508,7 +523,7 @@ async fn write_that_too_few_replicas_have_is_unknown_until_they_do() {
     let Some(pair) = Pair::start() else { return };
     let settings = RedisSettings {
         replicas_min: 1,
-        wait_timeout: Duration::from_millis(300),
+        wait_timeout: Duration::from_secs(1),
         wait_on_write: true,
         ..Default::default()
     };
@@ -521,7 +536,7 @@ async fn write_that_too_few_replicas_have_is_unknown_until_they_do() {
     assert!(matches!(writer.begin().await, Err(SinkError::Unknown(_))));
     assert!(matches!(writer.resolve().await, Err(SinkError::Unknown(_))));
     pair.catch_up();
-    assert_eq!(writer.resolve().await.unwrap(), Resolved::Applied(at(2)));
+    assert_eq!(patiently(async || writer.resolve().await).await, Resolved::Applied(at(2)));
     write(&mut writer, 2).await.unwrap();
     pair.fall_behind();
     let promoted = pair.fail_over();

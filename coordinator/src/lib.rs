@@ -7,6 +7,7 @@ mod grpc;
 pub mod lease;
 pub mod machine;
 mod node;
+mod past;
 #[doc(hidden)]
 pub mod planning;
 pub mod raft;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tenure_core::command::{Context, MemberRef};
 use tenure_core::{Applied, Event, State};
 use tenure_model::{Clock, Index, Tick};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 use crate::raft::{EntryContext, Fatal, Machine};
 use crate::stored;
@@ -48,6 +48,8 @@ pub struct GroupMachine {
     /// Shared with a snapshot that is being written; copied only if an entry comes meanwhile.
     state: Arc<State>,
     changes: broadcast::Sender<Change>,
+    /// Revision of the newest change in the history.
+    newest_change: watch::Sender<Index>,
     clock: Arc<dyn Clock>,
     /// When this replica first applied, installed or replayed each silence that the state still names
     /// (DESIGN.md, section 5, rule 4).
@@ -62,6 +64,7 @@ impl GroupMachine {
         Self {
             state: Arc::default(),
             changes: broadcast::Sender::new(CHANGES_BUFFERED_MAX),
+            newest_change: watch::Sender::default(),
             clock,
             silences: BTreeMap::new(),
         }
@@ -91,6 +94,12 @@ impl GroupMachine {
         self.changes.clone()
     }
 
+    /// Revision of the newest change in the history; wakes watchers.
+    #[must_use]
+    pub fn newest_change(&self) -> watch::Receiver<Index> {
+        self.newest_change.subscribe()
+    }
+
     /// When this replica first saw the silence that the log says of `member`.
     #[must_use]
     pub fn silent_since(&self, member: &MemberRef, silence: Index) -> Option<Tick> {
@@ -111,6 +120,9 @@ impl GroupMachine {
     }
 
     fn tell(&self, change: Change) {
+        let changes = &self.state.changes;
+        let newest = changes.newest.back().map_or(changes.compacted, |last| last.at.revision);
+        self.newest_change.send_if_modified(|known| std::mem::replace(known, newest) != newest);
         // Nobody listening is fine: followers have few subscribers.
         let _listeners = self.changes.send(change).unwrap_or(0);
     }

@@ -94,10 +94,11 @@ impl Node {
             settings: Arc::clone(&settings),
             node_address,
         });
-        let services = Services::new(raft.clone(), proposer, handle, clock, settings);
+        let (closing, closed) = watch::channel(false);
+        let services =
+            Services::new(raft.clone(), proposer, handle, clock, settings, closed.clone());
         let routes = services.routes().await?;
 
-        let (closing, closed) = watch::channel(false);
         let mut ending = closed.clone();
         let server = Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))

@@ -26,13 +26,15 @@ const fn grpc_code(code: ErrorCode) -> Code {
         | ErrorCode::HomeInitialised
         | ErrorCode::StaleTarget
         | ErrorCode::StaleTerm
-        | ErrorCode::NothingToDo => Code::FailedPrecondition,
+        | ErrorCode::NothingToDo
+        | ErrorCode::Compacted => Code::FailedPrecondition,
         ErrorCode::UnknownGroup | ErrorCode::UnknownMember | ErrorCode::UnknownPartition => {
             Code::NotFound
         }
-        ErrorCode::LimitReached | ErrorCode::EpochExhausted | ErrorCode::TooLarge => {
-            Code::ResourceExhausted
-        }
+        ErrorCode::LimitReached
+        | ErrorCode::EpochExhausted
+        | ErrorCode::TooLarge
+        | ErrorCode::SlowWatcher => Code::ResourceExhausted,
         ErrorCode::InvalidArgument => Code::InvalidArgument,
         ErrorCode::Unsupported => Code::Unimplemented,
         ErrorCode::NotLeader

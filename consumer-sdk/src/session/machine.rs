@@ -424,6 +424,8 @@ const fn is_of_membership(code: ErrorCode) -> bool {
         | ErrorCode::NothingToDo
         | ErrorCode::LimitReached
         | ErrorCode::EpochExhausted
+        | ErrorCode::Compacted
+        | ErrorCode::SlowWatcher
         | ErrorCode::InvalidArgument
         | ErrorCode::TooLarge
         | ErrorCode::Unsupported

@@ -14,6 +14,7 @@ use crate::{Event, State};
 
 impl State {
     pub(crate) fn evolve(&mut self, event: &Event) {
+        self.tell(event);
         match event {
             Event::GroupCreated { group, settings } => {
                 let created = Group { settings: settings.clone(), ..Group::default() };
@@ -79,7 +80,10 @@ impl State {
                 });
             }
             Event::PartitionReleased { group, partition, member, cause, .. } => {
+                let ended = self.moment();
+                let past_max = self.past_grants_max(group);
                 self.change_ownership(group, *partition, member, |state, owned| {
+                    state.end_grant(ended, *cause, past_max);
                     state.ownership = Ownership::Free;
                     state.freed_by = Some(*cause);
                     owned.remove(partition);
@@ -148,9 +152,11 @@ impl State {
 
     fn grant(&mut self, group: &GroupId, partition: Partition, member: &MemberId, epoch: Epoch) {
         self.epoch_counter = self.epoch_counter.max(epoch.get());
+        let granted = self.moment();
         self.change_ownership(group, partition, member, |state, owned| {
             state.ownership = Ownership::Held { member: member.clone(), acquired: false };
             state.epoch = Some(epoch);
+            state.granted = granted;
             owned.insert(partition);
         });
     }

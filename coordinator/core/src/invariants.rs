@@ -1,7 +1,8 @@
 //! What is true of every state that [`State::apply`] can reach.
 
 use tenure_model::limits::{
-    GROUP_PARTITIONS_MAX, GROUPS_MAX, MEMBERS_MAX, OPERATOR_HISTORY_MAX, TOMBSTONES_MAX, TOPICS_MAX,
+    GRANT_HISTORY_MAX, GROUP_PARTITIONS_MAX, GROUPS_MAX, MEMBERS_MAX, OPERATOR_HISTORY_MAX,
+    TOMBSTONES_MAX, TOPICS_MAX,
 };
 use tenure_model::{GroupId, Partition};
 
@@ -17,6 +18,7 @@ impl State {
     pub fn invariants(&self) -> Result<(), String> {
         ensure(self.groups.len() <= GROUPS_MAX, || "too many groups".to_owned())?;
         ensure(self.operations.len() <= OPERATOR_HISTORY_MAX, || "too many operations".to_owned())?;
+        self.changes.check(self.applied)?;
         self.groups.iter().try_for_each(|(id, group)| self.group_invariants(id, group))
     }
 
@@ -100,6 +102,7 @@ fn check_partition(
             group.members.get(owner).is_some_and(|member| member.owned.contains(&partition));
         ensure(counts, || format!("its owner {owner} does not count it as its own"))?;
     }
+    check_grants(state)?;
     if let Some(committed) = &state.committed {
         ensure(committed.epoch.get() <= drawn, || {
             format!("its offset was committed at {}, after its last grant", committed.epoch)
@@ -107,4 +110,23 @@ fn check_partition(
         ensure(state.home_initialised, || "it has an offset and no initialised home".to_owned())?;
     }
     Ok(())
+}
+
+/// Grants follow each other: each ends before the next begins, under a lower epoch.
+fn check_grants(state: &PartitionState) -> Result<(), String> {
+    let Some(past) = &state.past else { return Ok(()) };
+    ensure(past.grants.len() <= GRANT_HISTORY_MAX, || "too many past grants".to_owned())?;
+    let mut free_since = past.forgotten;
+    let mut last = None;
+    for grant in &past.grants {
+        ensure(Some(grant.epoch) > last, || format!("{} is out of order", grant.epoch))?;
+        ensure(free_since <= grant.granted && grant.granted <= grant.ended, || {
+            format!("the grant at {} overlaps the one before", grant.epoch)
+        })?;
+        (free_since, last) = (grant.ended, Some(grant.epoch));
+    }
+    let is_owned = state.ownership.owner().is_some();
+    ensure(!is_owned || (state.epoch > last && free_since <= state.granted), || {
+        "its grant overlaps the one before".to_owned()
+    })
 }

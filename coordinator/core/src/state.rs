@@ -8,6 +8,7 @@ use tenure_model::{
 };
 
 use crate::event::{FreeCause, OperatorAction};
+use crate::history::{Changes, Moment, PastGrants};
 use crate::reply::PlannedMove;
 
 /// Everything that the coordinators agree on.
@@ -22,6 +23,8 @@ pub struct State {
     pub groups: BTreeMap<GroupId, Group>,
     /// Newest at the back; at most `OPERATOR_HISTORY_MAX`.
     pub operations: VecDeque<Operation>,
+    /// What watchers are told.
+    pub changes: Changes,
 }
 
 /// Consumers that share topics.
@@ -108,6 +111,11 @@ pub struct PartitionState {
     pub changed_time: Timestamp,
     /// Why it last became free.
     pub freed_by: Option<FreeCause>,
+    /// When the last grant was made.
+    pub granted: Moment,
+    /// The grants before the last one, and the last one too once it has ended. Boxed because a partition whose first
+    /// grant goes on has none.
+    pub past: Option<Box<PastGrants>>,
     /// Boxed because hardly any partition has one.
     pub trouble: Option<Box<Trouble>>,
 }
@@ -295,6 +303,12 @@ impl Member {
 }
 
 impl PartitionState {
+    /// Whether its owner has not acquired it yet.
+    #[must_use]
+    pub const fn is_acquiring(&self) -> bool {
+        matches!(self.ownership, Ownership::Held { acquired: false, .. })
+    }
+
     /// Whether a grant waits for the raft leader to lift a hold.
     #[must_use]
     pub fn is_held_back(&self) -> bool {

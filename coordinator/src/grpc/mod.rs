@@ -7,6 +7,7 @@ mod offsets;
 mod operator;
 mod ownership;
 pub mod refusal;
+mod watching;
 
 pub use membership::judge;
 pub use ownership::verify;
@@ -15,12 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tenure_model::limits::REQUEST_BYTES_MAX;
+use tenure_model::limits::{REQUEST_BYTES_MAX, WATCHES_MAX};
 use tenure_model::{Clock, Index};
 use tenure_proto::v1::membership_server::MembershipServer;
 use tenure_proto::v1::offsets_server::OffsetsServer;
 use tenure_proto::v1::operator_server::OperatorServer;
 use tenure_proto::v1::ownership_server::OwnershipServer;
+use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 
 use crate::driver::DriverHandle;
@@ -45,6 +47,10 @@ struct Shared {
     clock: Arc<dyn Clock>,
     settings: Arc<NodeSettings>,
     sessions: AtomicU64,
+    /// One permit per watch.
+    watches: Arc<Semaphore>,
+    /// Turns true when the node stops.
+    closing: watch::Receiver<bool>,
 }
 
 impl Services {
@@ -54,9 +60,12 @@ impl Services {
         driver: DriverHandle,
         clock: Arc<dyn Clock>,
         settings: Arc<NodeSettings>,
+        closing: watch::Receiver<bool>,
     ) -> Self {
         let sessions = AtomicU64::new(0);
-        Self(Arc::new(Shared { raft, proposer, driver, clock, settings, sessions }))
+        let watches = Arc::new(Semaphore::new(WATCHES_MAX));
+        let shared = Shared { raft, proposer, driver, clock, settings, sessions, watches, closing };
+        Self(Arc::new(shared))
     }
 
     /// All services, with health and reflection.

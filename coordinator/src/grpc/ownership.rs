@@ -1,14 +1,19 @@
 //! Service `Ownership`.
 
+use std::time::Duration;
+
+use tenure_core::history::Past;
 use tenure_core::{Rejection, State};
-use tenure_model::{Epoch, GroupId, Home, MemberId, Partition};
-use tenure_proto::convert::name;
+use tenure_model::{Epoch, ErrorCode, GroupId, Home, Index, MemberId, Partition, Timestamp};
+use tenure_proto::convert::{name, partition};
 use tenure_proto::v1;
+use tenure_proto::v1::history_request::At;
 use tonic::{Request, Response, Status};
 
 use super::refusal::Refusal;
-use super::{Services, edge};
-use crate::view;
+use super::{Services, edge, watching};
+use crate::raft::ProposeError;
+use crate::{past, view};
 
 #[tonic::async_trait]
 impl v1::ownership_server::Ownership for Services {
@@ -48,6 +53,42 @@ impl v1::ownership_server::Ownership for Services {
         Ok(Response::new(verified.map_err(Refusal::from)?))
     }
 
+    type WatchStream = watching::WatchStream;
+
+    async fn watch(
+        &self,
+        request: Request<v1::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let wire = request.get_ref();
+        let group = match wire.group.as_str() {
+            "" => None,
+            text => Some(name("group", text).map_err(Refusal::from)?),
+        };
+        Ok(Response::new(self.open_watch(group, Index(wire.from_revision)).await?))
+    }
+
+    async fn history(
+        &self,
+        request: Request<v1::HistoryRequest>,
+    ) -> Result<Response<v1::HistoryResponse>, Status> {
+        let wire = request.get_ref();
+        let id: GroupId = name("group", &wire.group).map_err(Refusal::from)?;
+        let partition = partition("partition", wire.partition.as_ref()).map_err(Refusal::from)?;
+        let past = wire.at.map(|at| match at {
+            At::Revision(revision) => Past::Revision(Index(revision)),
+            At::TimeUnixMs(time) => Past::Time(Timestamp(time)),
+        });
+        self.catch_up_if_leader().await?;
+        if let Some(Past::Revision(revision)) = past {
+            self.reach(revision).await?;
+        }
+        Ok(Response::new(self.0.raft.with_machine(|machine| {
+            let state = machine.state();
+            let found = state.partition(&id, partition).map_err(Refusal::from)?;
+            past::history(state, &id, partition, found, past).map_err(Refusal::forgotten)
+        })?))
+    }
+
     async fn describe_cluster(
         &self,
         _request: Request<v1::DescribeClusterRequest>,
@@ -72,12 +113,31 @@ impl v1::ownership_server::Ownership for Services {
 
 impl Services {
     /// The raft leader answers with everything committed; another node with what it has, and its revision.
-    async fn catch_up_if_leader(&self) -> Result<(), Refusal> {
+    pub(super) async fn catch_up_if_leader(&self) -> Result<(), Refusal> {
         let is_me = self.0.raft.leadership().borrow().is_me;
         if is_me {
             self.linearize().await?;
         }
         Ok(())
+    }
+}
+
+impl Services {
+    /// Waits until this node has applied `revision`, no longer than a proposal may take.
+    async fn reach(&self, revision: Index) -> Result<(), Refusal> {
+        let limit = Duration::from_millis(self.0.settings.raft.propose_timeout_ms);
+        let mut applied = self.0.raft.applied();
+        let reached = applied.wait_for(|applied| *applied >= revision);
+        match tokio::time::timeout(limit, reached).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_closed)) => Err(ProposeError::Stopped.into()),
+            Err(_elapsed) => Err(Refusal::new(
+                ErrorCode::InvalidArgument,
+                format!(
+                    "revision {revision} is ahead of this node: ask for one that a list or a watch named"
+                ),
+            )),
+        }
     }
 }
 

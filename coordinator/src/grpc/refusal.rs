@@ -1,6 +1,7 @@
 //! The no of a call: from every error of this node to the stable code, the message and the address that go out.
 
 use tenure_core::Rejection;
+use tenure_core::history::{Forgotten, Moment};
 use tenure_model::ErrorCode;
 use tenure_proto::convert::Malformed;
 use tenure_proto::{status_of_error, v1};
@@ -40,6 +41,17 @@ impl Refusal {
                 "there is no raft leader at the moment: try again shortly",
             ),
         }
+    }
+
+    /// The past that was asked for is not remembered.
+    pub(crate) fn forgotten(forgotten: Forgotten) -> Self {
+        let Moment { revision, .. } = forgotten.before;
+        Self::new(
+            ErrorCode::Compacted,
+            format!(
+                "what was before revision {revision} is forgotten: list the present, and watch from there"
+            ),
+        )
     }
 
     fn stopped() -> Self {

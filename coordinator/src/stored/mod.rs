@@ -4,6 +4,7 @@
 //! time, and never because a type was tidied up. Bytes of every form are frozen by tests.
 
 mod command;
+mod history;
 mod pieces;
 mod snapshot;
 

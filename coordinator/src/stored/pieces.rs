@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tenure_core::command::{
     GrantRef, MemberRef, OperatorContext, Release, ReleaseReason, TopicReport,
 };
-use tenure_core::event::FreeCause;
+use tenure_core::event::{FreeCause, OperatorAction};
 use tenure_core::reply::PlannedMove;
 use tenure_model::{
     Epoch, GroupId, GroupSettings, Home, MemberEpoch, MemberId, NextOffset, Partition,
@@ -154,6 +154,27 @@ pub(super) fn read_cause(number: u32) -> Result<Option<FreeCause>, StoredError> 
         3 => Some(FreeCause::DrainDeadline),
         4 => Some(FreeCause::AcquireDeadline),
         other => Some(FreeCause::Released(read_reason(other.saturating_sub(10))?)),
+    })
+}
+
+pub(super) const fn write_action(action: OperatorAction) -> u32 {
+    match action {
+        OperatorAction::Move => 1,
+        OperatorAction::Rebalance => 2,
+        OperatorAction::Drain => 3,
+        OperatorAction::Undrain => 4,
+        OperatorAction::RaiseEpochFloor => 5,
+    }
+}
+
+pub(super) fn read_action(number: u32) -> Result<OperatorAction, StoredError> {
+    Ok(match number {
+        1 => OperatorAction::Move,
+        2 => OperatorAction::Rebalance,
+        3 => OperatorAction::Drain,
+        4 => OperatorAction::Undrain,
+        5 => OperatorAction::RaiseEpochFloor,
+        other => return Err(damaged("operator action", format!("{other} is not known"))),
     })
 }
 

@@ -1,9 +1,9 @@
-//! The records of a snapshot: one header, each group followed by its own records, then the operations.
+//! The records of a snapshot: one header, each group followed by its own records, then the operations, then the
+//! changes.
 
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use tenure_core::State;
-use tenure_core::event::OperatorAction;
 use tenure_core::state::{
     Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic, Trouble,
 };
@@ -13,10 +13,11 @@ use tenure_model::{
 use tenure_proto::stored as form;
 use tenure_proto::stored::snapshot_record::Record as Form;
 
+use super::history;
 use super::pieces::{
-    damaged, read_cause, read_epoch, read_group, read_move, read_name, read_offset, read_partition,
-    read_settings, read_topic_id, read_topics, write_cause, write_move, write_partition,
-    write_settings, write_topic_id, write_topics,
+    damaged, read_action, read_cause, read_epoch, read_group, read_move, read_name, read_offset,
+    read_partition, read_settings, read_topic_id, read_topics, write_action, write_cause,
+    write_move, write_partition, write_settings, write_topic_id, write_topics,
 };
 use super::{FORMAT, StoredError};
 
@@ -32,12 +33,16 @@ pub fn encode_snapshot(state: &State) -> Vec<u8> {
     for operation in &state.operations {
         body.put(Form::Operation(write_operation(operation)));
     }
+    for change in &state.changes.newest {
+        body.put(Form::Change(history::write_change(change)));
+    }
     let header = Form::Header(form::Header {
         format: FORMAT,
         epoch_counter: state.epoch_counter,
         applied: state.applied.0,
         now_unix_ms: state.now.0,
         records: body.records,
+        changes_compacted: Some(state.changes.compacted.0),
     });
     let mut bytes = form::SnapshotRecord { record: Some(header) }.encode_length_delimited_to_vec();
     bytes.extend_from_slice(&body.bytes);
@@ -136,24 +141,22 @@ fn write_partition_state(
         }),
         target: name(group.target.get(&partition)),
         pin: name(group.pins.get(&partition)),
+        granted_at: state.granted.revision.0,
+        granted_unix_ms: state.granted.time.0,
+        past: history::write_past(state.past.as_deref()),
+        forgotten_at: state.forgotten().revision.0,
+        forgotten_unix_ms: state.forgotten().time.0,
     }
 }
 
 fn write_operation(operation: &Operation) -> form::Operation {
-    let action = match operation.action {
-        OperatorAction::Move => 1,
-        OperatorAction::Rebalance => 2,
-        OperatorAction::Drain => 3,
-        OperatorAction::Undrain => 4,
-        OperatorAction::RaiseEpochFloor => 5,
-    };
     form::Operation {
         request: operation.request.to_string(),
         index: operation.index.0,
         time_unix_ms: operation.time.0,
         actor: operation.actor.clone(),
         reason: operation.reason.clone(),
-        action,
+        action: write_action(operation.action),
         group: operation.group.as_ref().map(ToString::to_string),
         group_epoch: operation.group_epoch.0,
         moves: operation.moves.iter().map(write_move).collect(),
@@ -179,6 +182,8 @@ pub fn decode_snapshot(bytes: &[u8]) -> Result<State, StoredError> {
         now: Timestamp(header.now_unix_ms),
         ..State::default()
     };
+    // Without the field, the snapshot is of a version that remembered no changes.
+    state.changes.compacted = Index(header.changes_compacted.unwrap_or(header.applied));
     let mut group: Option<(GroupId, Group)> = None;
     for _ in 0..header.records {
         read_record(&mut state, &mut group, next(&mut rest)?)?;
@@ -218,6 +223,10 @@ fn read_record(
         state.operations.push_back(read_operation(form)?);
         return Ok(());
     }
+    if let Form::Change(form) = &record {
+        state.changes.newest.push_back(history::read_change(form)?);
+        return Ok(());
+    }
     let (_, group) =
         current.as_mut().ok_or_else(|| damaged(WHAT, "has a record before its group"))?;
     match record {
@@ -234,7 +243,7 @@ fn read_record(
         }
         Form::Partition(form) => read_partition_record(group, &form)?,
         Form::Header(_) => return Err(damaged(WHAT, "has a second header")),
-        Form::Group(_) | Form::Operation(_) => {
+        Form::Group(_) | Form::Operation(_) | Form::Change(_) => {
             return Err(damaged(WHAT, "has its records in disorder"));
         }
     }
@@ -311,6 +320,8 @@ fn read_partition_record(
         changed_time: Timestamp(form.changed_unix_ms),
         freed_by: read_cause(form.freed_by)?,
         trouble: form.trouble.as_ref().map(read_trouble).transpose()?.map(Box::new),
+        granted: history::read_granted(form),
+        past: history::read_past(form)?,
     };
     group.partitions.insert(partition, state);
     Ok(())
@@ -336,21 +347,13 @@ fn read_trouble(form: &form::Trouble) -> Result<Trouble, StoredError> {
 }
 
 fn read_operation(form: &form::Operation) -> Result<Operation, StoredError> {
-    let action = match form.action {
-        1 => OperatorAction::Move,
-        2 => OperatorAction::Rebalance,
-        3 => OperatorAction::Drain,
-        4 => OperatorAction::Undrain,
-        5 => OperatorAction::RaiseEpochFloor,
-        other => return Err(damaged(WHAT, format!("operator action {other} is not known"))),
-    };
     Ok(Operation {
         request: read_name("request id", &form.request)?,
         index: Index(form.index),
         time: Timestamp(form.time_unix_ms),
         actor: form.actor.clone(),
         reason: form.reason.clone(),
-        action,
+        action: read_action(form.action)?,
         group: form.group.as_deref().map(read_group).transpose()?,
         group_epoch: GroupEpoch(form.group_epoch),
         moves: form.moves.iter().map(read_move).collect::<Result<_, _>>()?,

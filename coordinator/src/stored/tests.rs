@@ -4,6 +4,7 @@ use tenure_core::command::{
     LeaveGroup, MemberRef, MovePartition, OffsetCommit, OperatorContext, RebalanceGroup, Release,
     ReleasePartitions, ReleaseReason, ReportTopics, SilentMember, TopicReport,
 };
+use tenure_core::history::Past;
 use tenure_core::{Command, State};
 use tenure_model::{
     CommitSequence, Epoch, GroupEpoch, GroupSettings, Home, Index, MemberEpoch, NextOffset,
@@ -166,20 +167,18 @@ fn unknown_command_and_newer_format_are_refused() {
     assert!(matches!(decode_batch(&Bytes::from_static(&[0xff])), Err(StoredError::Damaged { .. })));
 }
 
-/// A state in which every kind of record occurs.
-fn busy_state() -> State {
-    let mut state = State::default();
-    let mut index = 0;
-    let mut apply = |command: Command| {
-        index += 1;
-        let context =
-            Context { term: Term(2), index: Index(index), proposed_at: Timestamp(1_000 + index) };
-        state.apply(context, &command)
+/// Commands after which every kind of record occurs in the state.
+fn busy_commands() -> Vec<Command> {
+    let group = || "g".parse().unwrap();
+    let name = |name: &str| name.parse().unwrap();
+    let at = |index| Partition {
+        topic_id: TopicId::from_bits(7),
+        index: PartitionIndex::new(index).unwrap(),
     };
-    for name in ["a", "b"] {
-        let applied = apply(Command::JoinGroup(JoinGroup {
-            group: "g".parse().unwrap(),
-            member: name.parse().unwrap(),
+    let join = |member: &str| {
+        Command::JoinGroup(JoinGroup {
+            group: group(),
+            member: name(member),
             instance: None,
             topics: vec!["orders".parse().unwrap()],
             settings: GroupSettings::default(),
@@ -189,60 +188,132 @@ fn busy_state() -> State {
             partitions_max: None,
             report: vec![report()],
             rejoin: None,
-        }));
-        assert!(applied.result.is_ok(), "{applied:?}");
+        })
+    };
+    let target = |group_epoch, owner: fn(u32) -> &'static str| {
+        Command::InstallTarget(InstallTarget {
+            group: group(),
+            group_epoch: GroupEpoch(group_epoch),
+            target: (0..4).map(|index| (at(index), owner(index).parse().unwrap())).collect(),
+            line_by_line: true,
+        })
+    };
+    let let_go = |index, epoch| {
+        let partition = at(index);
+        let release = Release { partition, epoch: Epoch::new(epoch).unwrap(), ..release() };
+        Command::ReleasePartitions(ReleasePartitions {
+            group: group(),
+            member: name("a"),
+            partitions: vec![Release { reason: ReleaseReason::Revoked, ..release }],
+        })
+    };
+    let drain = |request: &str, undrain| {
+        Command::DrainMember(DrainMember {
+            operator: OperatorContext { request: request.parse().unwrap(), ..operator() },
+            group: group(),
+            member: name("b"),
+            undrain,
+        })
+    };
+    vec![
+        join("a"),
+        join("b"),
+        target(2, |index| if index < 2 { "a" } else { "b" }),
+        Command::AcknowledgeAcquired(AcknowledgeAcquired {
+            group: group(),
+            member: name("a"),
+            partition: at(0),
+            epoch: Epoch::FIRST,
+            home_initialised: true,
+        }),
+        Command::CommitOffsets(CommitOffsets {
+            group: group(),
+            member: name("a"),
+            commits: vec![OffsetCommit {
+                partition: at(0),
+                epoch: Epoch::FIRST,
+                sequence: CommitSequence(1),
+                next_offset: NextOffset::new(5).unwrap(),
+                metadata: b"note".to_vec(),
+            }],
+        }),
+        Command::MovePartition(MovePartition {
+            operator: operator(),
+            group: group(),
+            partition: at(0),
+            to: name("b"),
+        }),
+        let_go(0, 1),
+        let_go(1, 2),
+        Command::MarkMembersSilent {
+            term: Term(2),
+            members: vec![SilentMember {
+                member: MemberRef {
+                    group: group(),
+                    member: name("b"),
+                    member_epoch: MemberEpoch(2),
+                },
+                silent_for_ms: 4_000,
+            }],
+        },
+        drain("r-2", false),
+        drain("r-3", true),
+        Command::LeaveGroup(LeaveGroup {
+            group: group(),
+            member: name("a"),
+            partitions: vec![],
+            reason: "stop".into(),
+        }),
+        join("c"),
+        Command::ExpireMembers {
+            term: Term(2),
+            members: vec![MemberRef {
+                group: group(),
+                member: name("c"),
+                member_epoch: MemberEpoch(13),
+            }],
+        },
+    ]
+}
+
+fn apply(state: &mut State, command: &Command) {
+    let index = state.applied.0 + 1;
+    let context =
+        Context { term: Term(2), index: Index(index), proposed_at: Timestamp(1_000 + index) };
+    let applied = state.apply(context, command);
+    assert!(applied.result.is_ok(), "{command:?}: {applied:?}");
+}
+
+/// A state in which every kind of record occurs.
+fn busy_state() -> State {
+    let mut state = State::default();
+    for command in busy_commands() {
+        apply(&mut state, &command);
     }
-    let at = |index| Partition {
-        topic_id: TopicId::from_bits(7),
-        index: PartitionIndex::new(index).unwrap(),
-    };
-    let target: Vec<_> =
-        (0..4).map(|i| (at(i), if i < 2 { "a" } else { "b" }.parse().unwrap())).collect();
-    let applied = apply(Command::InstallTarget(InstallTarget {
-        group: "g".parse().unwrap(),
-        group_epoch: GroupEpoch(2),
-        target: target.clone(),
-        line_by_line: true,
-    }));
-    assert!(applied.result.is_ok(), "{applied:?}");
-    let commit = |epoch| OffsetCommit {
-        partition: at(0),
-        epoch: Epoch::new(epoch).unwrap(),
-        sequence: CommitSequence(1),
-        next_offset: NextOffset::new(5).unwrap(),
-        metadata: b"note".to_vec(),
-    };
-    apply(Command::CommitOffsets(CommitOffsets {
-        group: "g".parse().unwrap(),
-        member: "a".parse().unwrap(),
-        commits: vec![commit(1)],
-    }));
-    apply(Command::MovePartition(MovePartition {
-        operator: operator(),
-        group: "g".parse().unwrap(),
-        partition: at(0),
-        to: "b".parse().unwrap(),
-    }));
-    apply(Command::MarkMembersSilent {
-        term: Term(2),
-        members: vec![SilentMember {
-            member: MemberRef {
-                group: "g".parse().unwrap(),
-                member: "b".parse().unwrap(),
-                member_epoch: MemberEpoch(2),
-            },
-            silent_for_ms: 4_000,
-        }],
-    });
-    apply(Command::LeaveGroup(LeaveGroup {
-        group: "g".parse().unwrap(),
-        member: "a".parse().unwrap(),
-        partitions: vec![],
-        reason: "stop".into(),
-    }));
     let group = &state.groups[&"g".parse().unwrap()];
-    assert_eq!((group.members.len(), group.tombstones.len(), state.operations.len()), (1, 1, 1));
+    assert_eq!((group.members.len(), group.tombstones.len(), state.operations.len()), (1, 2, 3));
+    let kinds: std::collections::BTreeSet<_> =
+        state.changes.newest.iter().map(|change| history::write_change(change).kind).collect();
+    assert_eq!(kinds, (1..=10).collect(), "every kind of change");
+    assert!(group.partitions.values().any(|partition| partition.past.is_some()));
     state
+}
+
+#[test]
+fn state_written_and_read_after_any_command_goes_on_like_a_straight_replay() {
+    let straight = busy_state();
+    let commands = busy_commands();
+    for cut in 0..=commands.len() {
+        let mut state = State::default();
+        for (at, command) in commands.iter().enumerate() {
+            if at == cut {
+                state = decode_snapshot(&encode_snapshot(&state)).unwrap();
+            }
+            apply(&mut state, command);
+        }
+        assert_eq!(state, straight, "cut after {cut} commands");
+        assert_eq!(encode_snapshot(&state), encode_snapshot(&straight));
+    }
 }
 
 #[test]
@@ -265,15 +336,49 @@ fn snapshot_cut_anywhere_is_refused() {
     assert!(decode_snapshot(&longer).is_err());
 }
 
-/// A snapshot of the first version: it must be read for ever, and still be written like this.
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let hex = hex.trim();
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+/// It must be read for ever, and still be written like this.
 #[test]
 fn bytes_of_a_snapshot_are_frozen() {
-    let frozen = include_str!("frozen_snapshot.txt").trim();
-    let bytes: Vec<u8> = (0..frozen.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&frozen[at..at + 2], 16).unwrap())
-        .collect();
-    let state = decode_snapshot(&bytes).unwrap();
-    assert_eq!(state.invariants(), Ok(()));
+    let frozen = include_str!("frozen_snapshot_with_history.txt").trim();
+    let state = busy_state();
     assert_eq!(hex(&encode_snapshot(&state)), frozen, "old snapshots could not be read any more");
+    let read = decode_snapshot(&bytes_of(frozen)).unwrap();
+    assert_eq!(read.invariants(), Ok(()));
+    assert_eq!(read, state);
+}
+
+/// It must be read for ever.
+#[test]
+fn snapshot_from_before_there_was_a_history_is_read_and_says_what_is_not_known() {
+    let mut state = decode_snapshot(&bytes_of(include_str!("frozen_snapshot.txt"))).unwrap();
+    assert_eq!(state.invariants(), Ok(()));
+    let applied = state.applied;
+    assert!(state.changes.since(applied).is_err(), "changes up to {applied} are not known");
+    assert_eq!(state.changes.since(Index(applied.0 + 1)).map(Iterator::count), Ok(0));
+    let group = &state.groups[&"g".parse().unwrap()];
+    let mut owned = 0;
+    for found in group.partitions.values().filter(|found| found.epoch.is_some()) {
+        let since = found.changed_at;
+        assert_eq!(found.forgotten().revision, since);
+        assert!(found.grant_at(Past::Revision(Index(since.0 - 1))).is_err());
+        let grant = found.grant_at(Past::Revision(since)).unwrap();
+        assert_eq!(grant.as_ref().map(|grant| &grant.member), found.ownership.owner());
+        owned += usize::from(grant.is_some());
+    }
+    assert!(owned > 0);
+    let again = decode_snapshot(&encode_snapshot(&state)).unwrap();
+    assert_eq!(again, state);
+    let b = MemberRef {
+        group: "g".parse().unwrap(),
+        member: "b".parse().unwrap(),
+        member_epoch: MemberEpoch(2),
+    };
+    apply(&mut state, &Command::ExpireMembers { term: Term(2), members: vec![b] });
+    assert_eq!(state.invariants(), Ok(()));
+    assert!(state.changes.newest.len() > owned, "each release and the expiry are told");
 }

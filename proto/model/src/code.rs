@@ -87,6 +87,10 @@ codes! {
     LimitReached = "LIMIT_REACHED", Never;
     /// The epoch counter is used up or a floor is demanded.
     EpochExhausted = "EPOCH_EXHAUSTED", Never;
+    /// The past that was asked for is forgotten. List the present, and watch from there.
+    Compacted = "COMPACTED", Never;
+    /// The watcher let messages pile up and was cut. Resume after the last revision that was seen whole.
+    SlowWatcher = "SLOW_WATCHER", AfterBackoff;
     /// The request is malformed; the message names the field.
     InvalidArgument = "INVALID_ARGUMENT", Never;
     /// The request is larger than allowed.

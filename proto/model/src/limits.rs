@@ -48,8 +48,28 @@ pub const ENTRY_COMMANDS_MAX: usize = 1_024;
 /// Members that left or expired and are still remembered, in one group.
 pub const TOMBSTONES_MAX: usize = 1_000;
 
-/// Grants remembered for each partition. Default of the history setting.
+/// Past grants remembered for each partition. Default of the history setting.
+///
+/// Fewer in a group of many partitions: see [`GROUP_GRANT_HISTORY_MAX`].
 pub const GRANT_HISTORY_MAX: usize = 100;
+
+/// Past grants remembered in one group, shared evenly by its partitions: 100 each up to 10,000 partitions, one each
+/// at [`GROUP_PARTITIONS_MAX`]. One takes about 64 bytes.
+pub const GROUP_GRANT_HISTORY_MAX: usize = 1_000_000;
+
+/// Changes remembered in one cluster for watchers. One takes about 100 bytes.
+///
+/// Whole revisions are forgotten: a single entry with more changes than this leaves none.
+pub const CHANGE_HISTORY_MAX: usize = 50_000;
+
+/// Changes in one message of a watch; a revision with more is sent in parts.
+pub const WATCH_MESSAGE_CHANGES_MAX: usize = 500;
+
+/// Watches open at one node at the same time; more are refused as overloaded.
+pub const WATCHES_MAX: usize = 1_000;
+
+/// Messages that wait for one watcher to read them.
+pub const WATCH_QUEUE_MAX: usize = 16;
 
 /// Operator actions remembered in one cluster. Default of the history setting.
 pub const OPERATOR_HISTORY_MAX: usize = 10_000;

@@ -185,7 +185,11 @@ impl State {
     }
 
     /// One partition of one group.
-    pub(crate) fn partition(
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::UnknownGroup`] and [`Rejection::UnknownPartition`].
+    pub fn partition(
         &self,
         id: &GroupId,
         partition: Partition,

@@ -3,6 +3,7 @@
 //! The group is `g`, the topic `t` unless another is named; `7` is its partition 7, `u/7` that of the topic u, and
 //! `t#2/7` that of a second life of t. The first entry has index 1, all are of term 5 unless `in N` comes first.
 
+mod history;
 mod membership;
 mod offsets;
 mod operator;

@@ -14,6 +14,7 @@ use crate::command::{
     MemberRef, MovePartition, RebalanceGroup, Release, ReleasePartitions, ReleaseReason,
     ReportTopics, SilentMember, TopicReport,
 };
+use crate::history::{Past, What};
 use crate::state::{Group, Ownership};
 use crate::{Applied, Command, Context, Event, Reply, State};
 
@@ -528,6 +529,59 @@ proptest! {
                 prop_assert_eq!(&second.events, &Vec::new(), "repeated {:?}", command);
             }
         }
+    }
+
+    #[test]
+    fn history_names_the_owner_at_every_revision_and_time(steps in steps()) {
+        let world = run(steps)?;
+        let mut owners: BTreeMap<Partition, (MemberId, Epoch)> = BTreeMap::new();
+        let mut now = tenure_model::Timestamp(0);
+        for (at, (context, _, applied)) in world.log.iter().enumerate() {
+            for event in &applied.events {
+                if let Event::PartitionGranted { partition, member, epoch, .. } = event {
+                    owners.insert(*partition, (member.clone(), *epoch));
+                } else if let Event::PartitionReleased { partition, .. } = event {
+                    owners.remove(partition);
+                }
+            }
+            now = now.max(context.proposed_at);
+            let later = world.log.get(at + 1).is_none_or(|(next, ..)| next.proposed_at > now);
+            let pasts = std::iter::once(Past::Revision(context.index));
+            let pasts: Vec<Past> = pasts.chain(later.then_some(Past::Time(now))).collect();
+            for (partition, state) in world.group().into_iter().flat_map(|group| &group.partitions) {
+                for past in &pasts {
+                    let found = state.grant_at(*past).unwrap().map(|grant| (grant.member, grant.epoch));
+                    prop_assert_eq!(&found.as_ref(), &owners.get(partition), "{} at {:?}", partition, past);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn changes_are_the_events_that_concern_ownership_each_once_and_in_order(steps in steps()) {
+        let world = run(steps)?;
+        let mut told: BTreeMap<Index, Vec<What>> = BTreeMap::new();
+        let mut acquired = BTreeSet::new();
+        for (context, _, applied) in &world.log {
+            for event in &applied.events {
+                let mut is_news = true;
+                if let Event::PartitionRevoked { epoch, .. } = event {
+                    acquired.insert(*epoch);
+                } else if let Event::PartitionAcquired { epoch, .. } = event {
+                    is_news = acquired.insert(*epoch);
+                }
+                if let Some(what) = What::of(event).filter(|_| is_news) {
+                    told.entry(context.index).or_default().push(what);
+                }
+            }
+        }
+        let mut found: BTreeMap<Index, Vec<What>> = BTreeMap::new();
+        for change in world.state.changes.since(Index(1)).unwrap() {
+            let of_revision = found.entry(change.at.revision).or_default();
+            prop_assert_eq!(change.position as usize, of_revision.len());
+            of_revision.push(change.what.clone());
+        }
+        prop_assert_eq!(found, told);
     }
 
     #[test]

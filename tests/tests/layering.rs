@@ -54,7 +54,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         package: "tenure-kafka",
         ours: &["tenure-model", "tenure-sdk"],
-        others: &["bytes", "rdkafka", "rdkafka-sys", "thiserror", "tokio", "tracing"],
+        others: &["bytes", "futures", "rdkafka", "rdkafka-sys", "thiserror", "tokio", "tracing"],
     },
     Layer {
         package: "tenure-sink-sqlite",

@@ -22,8 +22,9 @@ const CALL: Duration = Duration::from_secs(10);
 /// Coordinator nodes 1 to n, as processes of the program `tenure`. They end with this value.
 #[derive(Debug)]
 pub struct Cluster {
-    folder: TempDir,
+    // Before the folder, so that no node writes into it while it is removed.
     nodes: BTreeMap<u64, Process>,
+    folder: TempDir,
     addresses: Vec<String>,
     client: CoordinatorClient,
 }
@@ -40,7 +41,7 @@ impl Cluster {
         let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
         let addresses = ports.iter().map(|(client, _)| format!("127.0.0.1:{client}")).collect();
         let client = CoordinatorClient::new(Vec::clone(&addresses));
-        let mut cluster = Self { folder, nodes: BTreeMap::new(), addresses, client };
+        let mut cluster = Self { nodes: BTreeMap::new(), folder, addresses, client };
         for node in 1..=count {
             std::fs::write(cluster.file(node), settings(node, &ports, &cluster.folder_of(node)))
                 .expect("the settings are written");

@@ -112,6 +112,11 @@ impl Watch {
                 if let Err(end) = self.progress(revision, &mut progress_due).await {
                     return end;
                 }
+                // Said again as soon as this node has nothing more, or a watcher of little that never stays long
+                // would never get on.
+                if revision < page.applied {
+                    progress_due = Some(Instant::now());
+                }
             }
             cursor = page.next;
             for revision in page.revisions {

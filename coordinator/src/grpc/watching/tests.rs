@@ -78,6 +78,15 @@ async fn watch_starts_with_progress_and_goes_on_with_each_change() {
 }
 
 #[tokio::test]
+async fn progress_is_told_at_once_when_everything_was_sent() {
+    let mut rig = rig(4, Lengths { progress: LONG, stall: LONG });
+    rig.expire(11);
+    assert_eq!(rig.next().await, "progress 3");
+    assert_eq!(rig.next().await, "revision 11");
+    assert_eq!(rig.next().await, "progress 11");
+}
+
+#[tokio::test]
 async fn idle_watch_tells_its_progress_again_and_again() {
     let mut rig = rig(4, Lengths { progress: SHORT, stall: LONG });
     assert_eq!(rig.next().await, "progress 3");

@@ -35,6 +35,10 @@ pub(crate) enum Command {
     Partitions(GroupArgs),
     /// Shows the coordinator nodes and the raft leader.
     Cluster(QueryArgs),
+    /// Tells what changes, line by line, until it is stopped: ownership, members, operations.
+    Watch(WatchArgs),
+    /// Shows the grants of one partition, with begin, end and cause; or who owned it back then.
+    History(HistoryArgs),
     /// Moves one partition to a member and keeps it there until the next rebalance.
     Move(MoveArgs),
     /// Plans a group afresh and lifts earlier moves.
@@ -78,6 +82,33 @@ pub(crate) enum Output {
 pub(crate) struct GroupArgs {
     /// Name of the group; `tenure groups` lists them.
     pub(crate) group: String,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// Only this group; all without it.
+    pub(crate) group: Option<String>,
+    /// First revision wanted: the one after that of a list, or after the last line seen. Default: from now on.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) from: u64,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    /// Name of the group.
+    pub(crate) group: String,
+    /// Partition, as TOPIC/INDEX.
+    pub(crate) partition: String,
+    /// Only the grant that counted at this revision.
+    #[arg(long, value_name = "REVISION", conflicts_with = "at_time")]
+    pub(crate) at_revision: Option<u64>,
+    /// Only the grant that counted at this time, in milliseconds since 1970.
+    #[arg(long, value_name = "UNIX_MS")]
+    pub(crate) at_time: Option<u64>,
     #[command(flatten)]
     pub(crate) query: QueryArgs,
 }

@@ -4,6 +4,7 @@ mod args;
 mod demo;
 mod operate;
 mod output;
+mod past;
 mod serve;
 
 use std::io::IsTerminal as _;
@@ -59,6 +60,8 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Members(args) => operate::members(&args).await,
         Command::Partitions(args) => operate::partitions(&args).await,
         Command::Cluster(args) => operate::cluster(&args).await,
+        Command::Watch(args) => past::watch(&args).await,
+        Command::History(args) => past::history(&args).await,
         Command::Move(args) => operate::move_partition(&args).await,
         Command::Rebalance(args) => operate::rebalance(&args).await,
         Command::Drain(args) => operate::drain(&args, false).await,
@@ -81,6 +84,8 @@ fn start_log(command: &Command) {
         | Command::Members(_)
         | Command::Partitions(_)
         | Command::Cluster(_)
+        | Command::Watch(_)
+        | Command::History(_)
         | Command::Move(_)
         | Command::Rebalance(_)
         | Command::Drain(_)

@@ -5,17 +5,17 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tenure_model::ErrorCode;
 use tenure_proto::v1;
-use tenure_sdk::session::{CallError, CoordinatorClient, Repeat};
+use tenure_sdk::session::{CallError, CoordinatorClient};
 
 use crate::args::{DrainArgs, GroupArgs, MoveArgs, OperatorArgs, Output, QueryArgs, RebalanceArgs};
 use crate::output::{Table, line, optional, or_dash};
 use crate::{Failure, exit};
 
 /// One cluster as the commands see it.
-struct Cluster {
-    client: CoordinatorClient,
+pub(crate) struct Cluster {
+    pub(crate) client: CoordinatorClient,
     addresses: String,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
     output: Output,
 }
 
@@ -25,7 +25,7 @@ macro_rules! call {
         let request = $request;
         $cluster
             .client
-            .call(Repeat::Safe, $cluster.timeout, |channel| {
+            .call(tenure_sdk::session::Repeat::Safe, $cluster.timeout, |channel| {
                 let request = request.clone();
                 async move { Ok(<$client>::new(channel).$method(request).await?.into_inner()) }
             })
@@ -34,11 +34,13 @@ macro_rules! call {
     }};
 }
 
-type Ownership = v1::ownership_client::OwnershipClient<tonic::transport::Channel>;
+pub(crate) use call;
+
+pub(crate) type Ownership = v1::ownership_client::OwnershipClient<tonic::transport::Channel>;
 type Operator = v1::operator_client::OperatorClient<tonic::transport::Channel>;
 
 impl Cluster {
-    fn new(query: &QueryArgs) -> Self {
+    pub(crate) fn new(query: &QueryArgs) -> Self {
         Self {
             client: CoordinatorClient::new(query.coordinators.clone()),
             addresses: query.coordinators.join(","),
@@ -47,7 +49,7 @@ impl Cluster {
         }
     }
 
-    fn failure(&self, error: &CallError) -> Failure {
+    pub(crate) fn failure(&self, error: &CallError) -> Failure {
         match error {
             CallError::Refused(refused) if refused.code == ErrorCode::NoLeader => Failure {
                 message: format!(
@@ -76,12 +78,12 @@ impl Cluster {
         }
     }
 
-    async fn describe(&self, group: &str) -> Result<v1::DescribeGroupResponse, Failure> {
+    pub(crate) async fn describe(&self, group: &str) -> Result<v1::DescribeGroupResponse, Failure> {
         let request = v1::DescribeGroupRequest { group: group.to_owned() };
         call!(self, Ownership, describe_group, request)
     }
 
-    fn print(&self, json: Value, table: impl FnOnce()) {
+    pub(crate) fn print(&self, json: Value, table: impl FnOnce()) {
         match self.output {
             Output::Json => line(json),
             Output::Table => table(),
@@ -262,7 +264,10 @@ pub(crate) async fn drain(args: &DrainArgs, undrain: bool) -> Result<(), Failure
 
 /// Finds `TOPIC/INDEX` among the partitions of a group; of two lives of a topic the newer one has to be named by its
 /// id.
-fn find_partition(group: &v1::DescribeGroupResponse, text: &str) -> Result<v1::Partition, Failure> {
+pub(crate) fn find_partition(
+    group: &v1::DescribeGroupResponse,
+    text: &str,
+) -> Result<v1::Partition, Failure> {
     let usage = |message: String| Failure { message, exit: exit::USAGE };
     let (topic, index) = text
         .rsplit_once('/')
@@ -374,7 +379,7 @@ fn state(info: &v1::PartitionInfo) -> &'static str {
     }
 }
 
-fn partition_name(partition: Option<&v1::Partition>, topic: &str) -> String {
+pub(crate) fn partition_name(partition: Option<&v1::Partition>, topic: &str) -> String {
     partition.map_or_else(|| "-".to_owned(), |partition| format!("{topic}/{}", partition.index))
 }
 

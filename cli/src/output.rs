@@ -9,6 +9,12 @@ pub(crate) fn line(text: impl std::fmt::Display) {
     }
 }
 
+/// Writes one line to standard output at once; false when nobody reads it any more.
+pub(crate) fn try_line(text: impl std::fmt::Display) -> bool {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).is_ok()
+}
+
 /// Writes one line to standard error.
 pub(crate) fn complain(text: impl std::fmt::Display) {
     if let Err(error) = writeln!(io::stderr().lock(), "{text}") {
@@ -54,7 +60,43 @@ pub(crate) fn or_dash(text: impl ToString) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
 
+/// A time in UTC, to the millisecond.
+pub(crate) fn time(unix_ms: u64) -> String {
+    let (days, in_day) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
+    // Civil calendar in eras of 400 years that start on the first of March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (seconds, ms) = (in_day / 1_000, in_day % 1_000);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
+}
+
 /// A cell that may be absent.
 pub(crate) fn optional<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::time;
+
+    #[test]
+    fn time_is_utc_over_leap_days_and_centuries() {
+        for (unix_ms, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_399_999, "2000-02-28T23:59:59.999Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (1_709_251_199_000, "2024-02-29T23:59:59.000Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(time(unix_ms), text);
+        }
+    }
 }

@@ -158,6 +158,51 @@ fn groups_are_looked_at_and_operated_from_the_command_line() {
 }
 
 #[test]
+fn changes_are_followed_and_read_back_from_the_command_line() {
+    let dev = Dev::start();
+    // The first of the nodes is not there: the watch goes on at the next.
+    let mut command = Command::new(tenure_bin());
+    command.args(["watch", "billing", "--from", "1", "--output", "json", "--coordinators"]);
+    command.arg(format!("127.0.0.1:1,{}", dev.address));
+    let watch = Process::spawn("watch", &mut command);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let source = MemorySource::new();
+    source.create_topic(&TopicName::new("orders").unwrap(), 1);
+    let ann = member(&runtime, &dev, "ann", &source);
+    watch.wait_for_line(|line| line.contains("\"acquired\""), LONGEST).unwrap();
+    ann.stop(Duration::from_secs(5));
+    watch.wait_for_line(|line| line.contains("\"member-left\""), LONGEST).unwrap();
+
+    let lines = watch.lines();
+    let changes: Vec<Value> = lines
+        .iter()
+        .filter(|line| line.contains("\"change\""))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let told: Vec<&str> = changes.iter().map(|line| line["change"].as_str().unwrap()).collect();
+    let of_grant = |change: &&&str| !change.starts_with("member") && **change != "revoked";
+    let of_grant: Vec<&str> = told.iter().filter(of_grant).copied().collect();
+    assert_eq!(of_grant, ["granted", "acquired", "released"], "{lines:?}");
+    assert_eq!((told[0], told.last()), ("member-joined", Some(&"member-left")));
+
+    let granted = changes.iter().find(|line| line["change"] == "granted").unwrap();
+    let history = dev.json(&["history", "billing", "orders/0"]);
+    let grant = &history["grants"][0];
+    assert_eq!((&grant["member"], &grant["epoch"]), (&"ann".into(), &granted["epoch"]));
+    assert_eq!(grant["granted_revision"], granted["revision"]);
+    assert!(grant["end"]["cause"].is_string(), "{history}");
+    let at = |revision: u64| {
+        let revision = revision.to_string();
+        let asked = ["history", "billing", "orders/0", "--at-revision", &revision];
+        dev.json(&asked)["grants"].clone()
+    };
+    let revision = granted["revision"].as_u64().unwrap();
+    assert_eq!((at(revision)[0].clone(), at(revision - 1)), (grant.clone(), Value::Array(vec![])));
+    let table = said(&dev.run(&["history", "billing", "orders/0"]));
+    assert!(table.starts_with("OWNER") && table.contains("ann"), "{table}");
+}
+
+#[test]
 fn what_is_wrong_is_said_with_a_code_and_the_next_step() {
     let dev = Dev::start();
     let check = |arguments: &[&str], exit: i32, says: &[&str]| {

@@ -51,7 +51,8 @@ pub(super) async fn perform<S: Subject>(
             counts: Arc::clone(&counts),
         };
         owners.spawn(owner.run());
-        tokio::time::sleep(Duration::from_millis(random.random_range(5..=30))).await;
+        let interval = options.handover_interval_max;
+        tokio::time::sleep(random.random_range(interval / 6..=interval)).await;
     }
     // The last owner fences all others, so that they end.
     let last = u64::from(options.handovers) + 1;

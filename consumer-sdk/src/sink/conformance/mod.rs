@@ -91,6 +91,9 @@ pub struct Options {
     pub seed: u64,
     /// Hand-overs of the hammer. Default 100; 1000 for a verdict on a new sink.
     pub handovers: u32,
+    /// Longest time from one hand-over of the hammer to the next. Default 30 ms; more for a sink whose registration
+    /// takes longer, or no owner gets as far as a write.
+    pub handover_interval_max: Duration,
     /// Longest registration under 8 writers of the old epoch. Default 1 s.
     pub registration_max: Duration,
 }
@@ -99,7 +102,12 @@ impl Options {
     /// The defaults with a seed.
     #[must_use]
     pub const fn with_seed(seed: u64) -> Self {
-        Self { seed, handovers: 100, registration_max: Duration::from_secs(1) }
+        Self {
+            seed,
+            handovers: 100,
+            handover_interval_max: Duration::from_millis(30),
+            registration_max: Duration::from_secs(1),
+        }
     }
 }
 
@@ -117,10 +125,11 @@ pub async fn run<S: Subject>(subject: &Arc<S>, options: Options) -> Report {
 pub async fn run_one<S: Subject>(subject: &Arc<S>, options: Options, check: Check) -> Outcome {
     /// Longest check apart from its hand-overs.
     const CHECK_MAX: Duration = Duration::from_secs(60);
-    /// What a hand-over takes at the very most.
+    /// What a hand-over takes at the very most, apart from the wait before it.
     const HANDOVER_MAX: Duration = Duration::from_millis(500);
 
-    let limit = CHECK_MAX + HANDOVER_MAX * options.handovers;
+    let handover_max = HANDOVER_MAX + options.handover_interval_max;
+    let limit = CHECK_MAX + handover_max * options.handovers;
     let work = Box::pin(checks::perform(Arc::clone(subject), options, check));
     let verdict = match tokio::time::timeout(limit, work).await {
         Ok(Ok(verdict)) => verdict,

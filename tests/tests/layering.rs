@@ -76,6 +76,19 @@ const LAYERS: &[Layer] = &[
         ours: &["tenure-model", "tenure-sdk"],
         others: &["redis", "tokio", "tracing"],
     },
+    Layer {
+        package: "tenure-sink-kafka",
+        ours: &["tenure-model", "tenure-sdk"],
+        others: &["rand", "rdkafka", "tokio", "tracing"],
+    },
+    Layer {
+        package: "tenure-sink-object-store",
+        ours: &["tenure-model", "tenure-sdk"],
+        others: &[
+            "bytes", "futures", "object_store", "rand", "reqwest", "rustls", "serde", "serde_json",
+            "tokio", "tracing",
+        ],
+    },
 ];
 
 /// Top of the house: the program and the tests may use every crate.
@@ -117,6 +130,8 @@ fn no_layer_reaches_another_of_ours_through_a_third() {
         "tenure-sink-postgres",
         "tenure-sink-mysql",
         "tenure-sink-redis",
+        "tenure-sink-kafka",
+        "tenure-sink-object-store",
     ] {
         let all = cargo_tree(package, &[]);
         for forbidden in ["tenure-core", "tenure-planner", "tenure-coordinator", "openraft"] {
@@ -125,7 +140,7 @@ fn no_layer_reaches_another_of_ours_through_a_third() {
     }
     // Drivers of sinks that a build must ask for.
     let program = tree("tenure-cli", &[]);
-    for driver in ["sqlx", "redis"] {
+    for driver in ["sqlx", "redis", "object_store"] {
         assert!(!program.contains(driver), "the program must not bring {driver} by itself");
     }
     for package in ["tenure-model", "tenure-core", "tenure-planner", "tenure-proto"] {

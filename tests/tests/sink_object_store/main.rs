@@ -1,0 +1,12 @@
+//! The object store sink in memory, in a local folder, and over the S3 API.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "clippy exempts only test functions, and figures are printed"
+)]
+
+mod kit;
+mod lost;
+mod s3;
+mod upkeep;

@@ -284,7 +284,7 @@ fn cluster_that_was_killed_and_started_from_disk_has_the_same_state() {
         cluster.kill(node);
     }
     (1..=NODES).for_each(|node| cluster.run(node));
-    // Not a new term for certain: a raft leader that is back first goes on in its own.
+    // Until the election a node names the raft leader that it followed before: nothing is said of the term here.
     let _leader = cluster.raft_leader();
     assert_eq!(lasting(&cluster, &group), before);
 

@@ -47,6 +47,9 @@ pub(crate) enum Command {
     Drain(DrainArgs),
     /// Gives a drained member partitions again.
     Undrain(DrainArgs),
+    /// Sinks: the schema that they need, and whether a database can be one.
+    #[command(subcommand)]
+    Sink(SinkCommand),
     /// One worker of the demo. Started by `tenure demo`.
     #[command(hide = true)]
     DemoWorker(WorkerArgs),
@@ -189,6 +192,51 @@ pub(crate) struct ServeArgs {
     /// Writes logs as JSON lines.
     #[arg(long)]
     pub(crate) log_json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SinkCommand {
+    /// Prints the fence table, and the guard, as SQL to run.
+    Sql(SinkSchemaArgs),
+    /// Checks a database, and lets two made-up owners write under a name that it removes again.
+    #[command(after_help = "Changes nothing but one row named tenure-check/…, which it deletes. \
+                            Exit code 1: a check failed; warnings alone are 0.")]
+    Check(SinkCheckArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SqlDialect {
+    Postgres,
+    Mysql,
+    Sqlite,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SinkSchemaArgs {
+    /// Which database.
+    #[arg(value_enum)]
+    pub(crate) dialect: SqlDialect,
+    /// Name of the fence table.
+    #[arg(long, default_value = "tenure_fence")]
+    pub(crate) table: String,
+    /// Adds a trigger that refuses writers outside the SDK on this data table. PostgreSQL only.
+    #[arg(long, value_name = "DATA_TABLE")]
+    pub(crate) guard: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SinkCheckArgs {
+    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:PATH.
+    pub(crate) url: String,
+    /// Name of the fence table.
+    #[arg(long, default_value = "tenure_fence")]
+    pub(crate) table: String,
+    /// Table for people, JSON for programs.
+    #[arg(long, short = 'o', value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+    /// Gives up after this many milliseconds.
+    #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub(crate) timeout_ms: u64,
 }
 
 #[derive(Debug, Args)]

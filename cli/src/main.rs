@@ -6,11 +6,12 @@ mod operate;
 mod output;
 mod past;
 mod serve;
+mod sink;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use args::{Cli, Command};
+use args::{Cli, Command, SinkCommand};
 use clap::Parser as _;
 
 /// Exit codes, as the help says them.
@@ -68,6 +69,8 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Undrain(args) => operate::drain(&args, true).await,
         Command::Serve(args) => serve::run(args).await,
         Command::Demo(args) => demo::run(args).await,
+        Command::Sink(SinkCommand::Sql(args)) => sink::schema(&args),
+        Command::Sink(SinkCommand::Check(args)) => sink::check(&args).await,
         Command::DemoWorker(args) => demo::run_worker(args).await,
     }
 }
@@ -89,7 +92,8 @@ fn start_log(command: &Command) {
         | Command::Move(_)
         | Command::Rebalance(_)
         | Command::Drain(_)
-        | Command::Undrain(_) => ("warn", false),
+        | Command::Undrain(_)
+        | Command::Sink(_) => ("warn", false),
     };
     let filter = EnvFilter::try_from_env("TENURE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let log = tracing_subscriber::fmt()

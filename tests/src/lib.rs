@@ -5,6 +5,7 @@
 
 #![allow(clippy::missing_panics_doc, reason = "a test harness reports by panicking")]
 
+pub mod bench;
 pub mod cluster;
 pub mod process;
 pub mod proxy;

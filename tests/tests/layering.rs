@@ -67,6 +67,11 @@ const LAYERS: &[Layer] = &[
         others: &["deadpool-postgres", "thiserror", "tokio", "tokio-postgres", "tracing"],
     },
     Layer {
+        package: "tenure-sink-postgres-sqlx",
+        ours: &["tenure-model", "tenure-sdk", "tenure-sink-postgres"],
+        others: &["sqlx", "tokio", "tracing"],
+    },
+    Layer {
         package: "tenure-sink-mysql",
         ours: &["tenure-model", "tenure-sdk"],
         others: &["sqlx", "tokio", "tracing"],
@@ -128,6 +133,7 @@ fn no_layer_reaches_another_of_ours_through_a_third() {
         "tenure-kafka",
         "tenure-sink-sqlite",
         "tenure-sink-postgres",
+        "tenure-sink-postgres-sqlx",
         "tenure-sink-mysql",
         "tenure-sink-redis",
         "tenure-sink-kafka",

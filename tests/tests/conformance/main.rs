@@ -10,3 +10,4 @@ mod external;
 mod kit;
 mod known_bad;
 mod postgres;
+mod sqlx;

@@ -2,13 +2,10 @@
 
 use tenure_sdk::sink::{BoxError, SinkError};
 
-/// Meaning of an error before COMMIT was sent: nothing was written.
-///
-/// | SQLSTATE | Meaning |
-/// |---|---|
-/// | 40001, 40P01, 55P03, 57014, 25P03, 53xxx, 57P0x, 58xxx, 08xxx; no SQLSTATE: the connection broke | `Transient` |
-/// | 22xxx, 23xxx, 25P02, P0001 (raised by a function of the database) | `Rejected` |
-/// | everything else: 42P01 (no such table), 25006 (a replica), 28xxx, 3D000, TN001, TN002 | `Misconfigured` |
+use crate::sqlstate::Meaning;
+
+/// Meaning of an error before COMMIT was sent: nothing was written. By [`Meaning`]; without a SQLSTATE, a connection that
+/// broke is `Transient`.
 #[must_use]
 pub fn classify(error: tokio_postgres::Error) -> SinkError {
     let Some(code) = error.code() else {
@@ -19,12 +16,10 @@ pub fn classify(error: tokio_postgres::Error) -> SinkError {
             SinkError::Rejected(Box::new(error))
         };
     };
-    match (code.code(), code.code().get(..2).unwrap_or_default()) {
-        ("40001" | "40P01" | "55P03" | "57014" | "25P03", _) | (_, "08" | "53" | "57" | "58") => {
-            transient(error)
-        }
-        ("25P02" | "P0001", _) | (_, "22" | "23") => SinkError::Rejected(Box::new(error)),
-        _ => SinkError::Misconfigured(describe(&error)),
+    match Meaning::of(code.code()) {
+        Meaning::Transient => transient(error),
+        Meaning::Rejected => SinkError::Rejected(Box::new(error)),
+        Meaning::Misconfigured => SinkError::Misconfigured(describe(&error)),
     }
 }
 

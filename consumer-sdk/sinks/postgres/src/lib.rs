@@ -27,16 +27,27 @@
 
 #![warn(missing_docs)]
 
+#[cfg(feature = "driver")]
 mod error;
+#[cfg(feature = "driver")]
 mod session;
 mod settings;
+#[cfg(feature = "driver")]
 mod sink;
 pub mod sql;
+mod sqlstate;
+#[cfg(feature = "driver")]
 mod writer;
 
+#[cfg(feature = "driver")]
 pub use deadpool_postgres;
+#[cfg(feature = "driver")]
 pub use error::classify;
-pub use settings::{PostgresSettings, TIMEOUT_MIN};
+pub use settings::{Bounds, PostgresSettings, TIMEOUT_MIN};
+#[cfg(feature = "driver")]
 pub use sink::PostgresSink;
+pub use sqlstate::Meaning;
+#[cfg(feature = "driver")]
 pub use tokio_postgres;
+#[cfg(feature = "driver")]
 pub use writer::{PgTx, PostgresWriter};

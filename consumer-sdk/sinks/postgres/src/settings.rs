@@ -8,7 +8,7 @@ use tenure_sdk::sink::{Fencing, SinkError};
 /// No bound that the server is told is shorter: it counts in milliseconds and 0 would mean none at all.
 pub const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 
-/// Settings of a [`PostgresSink`](crate::PostgresSink).
+/// Settings of a PostgreSQL sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresSettings {
     /// Name of the sink in the group's settings. Default `postgres`.
@@ -45,18 +45,23 @@ impl Default for PostgresSettings {
 
 /// What the server is told for one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bounds {
-    pub(crate) statement: Duration,
-    pub(crate) idle: Duration,
+pub struct Bounds {
+    /// Longest statement.
+    pub statement: Duration,
+    /// Longest pause between two statements.
+    pub idle: Duration,
 }
 
 impl PostgresSettings {
-    pub(crate) const fn fencing(&self) -> Fencing {
+    /// Whether the fence is on.
+    #[must_use]
+    pub const fn fencing(&self) -> Fencing {
         if self.dangerously_without_fencing { Fencing::Off } else { Fencing::On }
     }
 
     /// Bounds that no lease shortens.
-    pub(crate) fn bounds(&self) -> Bounds {
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
         Bounds {
             statement: self.statement_timeout.max(TIMEOUT_MIN),
             idle: self.idle_in_transaction_timeout.max(TIMEOUT_MIN),
@@ -64,7 +69,8 @@ impl PostgresSettings {
     }
 
     /// Bounds of a write under `lease`, which its check has let through: with nothing left, the check is off.
-    pub(crate) fn bounds_under(&self, lease: &Lease) -> Bounds {
+    #[must_use]
+    pub fn bounds_under(&self, lease: &Lease) -> Bounds {
         let full = self.bounds();
         let left = lease.remaining();
         if left.is_zero() {
@@ -74,7 +80,12 @@ impl PostgresSettings {
         Bounds { statement: within(full.statement), idle: within(full.idle) }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), SinkError> {
+    /// Refuses settings that no sink can work with.
+    ///
+    /// # Errors
+    ///
+    /// [`SinkError::Misconfigured`] for a table's name of another form, or without a connection.
+    pub fn validate(&self) -> Result<(), SinkError> {
         let is_word = |word: &str| {
             !word.is_empty()
                 && !word.starts_with(|c: char| c.is_ascii_digit())

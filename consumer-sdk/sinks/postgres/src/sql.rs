@@ -96,19 +96,27 @@ pub(crate) const MOVE_WITHOUT_FENCING: &str = "\
 UPDATE tenure_fence SET next_offset = $4, sequence = sequence + 1
 WHERE resource = $1 AND $2::bigint IS NOT NULL AND $3::bigint IS NOT NULL";
 
-/// The statements over one table.
-#[derive(Debug)]
-pub(crate) struct Statements {
-    pub(crate) migrate: String,
-    pub(crate) register: String,
-    pub(crate) read: String,
-    pub(crate) lock: String,
-    pub(crate) initialise: String,
-    pub(crate) moving: String,
+/// The statements over one table, with or without the fence.
+#[derive(Clone, Debug)]
+pub struct Statements {
+    /// [`MIGRATE`].
+    pub migrate: String,
+    /// [`REGISTER`].
+    pub register: String,
+    /// [`READ`].
+    pub read: String,
+    /// [`LOCK`].
+    pub lock: String,
+    /// [`INITIALISE`].
+    pub initialise: String,
+    /// [`MOVE`].
+    pub moving: String,
 }
 
 impl Statements {
-    pub(crate) fn new(table: &str, fencing: tenure_sdk::sink::Fencing) -> Self {
+    /// Puts `table`, which [`PostgresSettings::validate`](crate::PostgresSettings::validate) has let through, into each.
+    #[must_use]
+    pub fn new(table: &str, fencing: tenure_sdk::sink::Fencing) -> Self {
         let over = |text: &str| text.replace("tenure_fence", table);
         let (register, lock, initialise, moving) = match fencing {
             tenure_sdk::sink::Fencing::On => (REGISTER, LOCK, INITIALISE, MOVE),

@@ -2,6 +2,7 @@
 
 mod coded;
 pub mod edge;
+mod leases;
 mod membership;
 mod offsets;
 mod operator;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use tenure_model::limits::{REQUEST_BYTES_MAX, WATCHES_MAX};
 use tenure_model::{Clock, Index};
+use tenure_proto::v1::leases_server::LeasesServer;
 use tenure_proto::v1::membership_server::MembershipServer;
 use tenure_proto::v1::offsets_server::OffsetsServer;
 use tenure_proto::v1::operator_server::OperatorServer;
@@ -75,6 +77,7 @@ impl Services {
         health.set_serving::<OffsetsServer<Self>>().await;
         health.set_serving::<OwnershipServer<Self>>().await;
         health.set_serving::<OperatorServer<Self>>().await;
+        health.set_serving::<LeasesServer<Self>>().await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tenure_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -84,12 +87,14 @@ impl Services {
         let offsets = OffsetsServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
         let ownership =
             OwnershipServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let leases = LeasesServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
         let operator = OperatorServer::new(self).max_decoding_message_size(REQUEST_BYTES_MAX);
         Ok(Routes::new(health_service)
             .add_service(reflection)
             .add_service(Coded(membership))
             .add_service(Coded(offsets))
             .add_service(Coded(ownership))
+            .add_service(Coded(leases))
             .add_service(Coded(operator)))
     }
 

@@ -23,7 +23,6 @@ fn check(url: &str) -> (i32, Value) {
     let report = serde_json::from_slice(&output.stdout);
     let report =
         report.unwrap_or_else(|error| panic!("{error}: {output:?}, {}", text(&output.stderr)));
-    println!("{report:#}");
     (output.status.code().unwrap(), report)
 }
 

@@ -114,6 +114,8 @@ pub struct Grant {
     pub home_initialised: bool,
     /// Name of the fence at every sink.
     pub resource: Resource,
+    /// The grant, signed by the coordinator, for receivers that believe only what is signed. Nothing when it has no key.
+    pub token: Option<Arc<str>>,
     /// Live lease.
     pub lease: Lease,
 }
@@ -153,6 +155,7 @@ impl Grant {
             handoff: Index(token.get()),
             home_initialised: false,
             resource,
+            token: None,
             lease: Lease::endless(),
         }
     }

@@ -35,6 +35,7 @@ fn assigned(index: u32, epoch: u64) -> v1::Assigned {
         drain_remaining_ms: 0,
         home_initialised: true,
         handoff: 3,
+        token: "signed".into(),
     }
 }
 

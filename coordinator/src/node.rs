@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tonic::transport::server::TcpIncoming;
 use crate::clock::BootClock;
 use crate::driver::proposer::Proposer;
 use crate::driver::{Driver, Parts};
-use crate::grpc::Services;
+use crate::grpc::{Services, Signer};
 use crate::machine::GroupMachine;
 use crate::raft::{
     NodeAddresses, NodeId, OpenError, RaftNode, RaftSettings, RaftTuning, Start, StopReason,
@@ -43,6 +44,14 @@ pub enum StartError {
         address: SocketAddr,
         /// What failed.
         source: io::Error,
+    },
+    /// The signing key cannot be read.
+    #[error("signing key {}: {why}: `tenure signing-key FILE` makes one", path.display())]
+    SigningKey {
+        /// The file in the settings.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
     },
     /// Raft or its storage does not start.
     #[error(transparent)]
@@ -71,6 +80,7 @@ impl Node {
     /// [`StartError`]; nothing is running then.
     pub async fn start(settings: NodeSettings) -> Result<Self, StartError> {
         settings.validate()?;
+        let signer = Arc::new(signer(&settings)?);
         let clients = listen(settings.client_listen).await?;
         let others = listen(settings.raft_listen).await?;
         let address = |listener: &TcpListener, address| {
@@ -96,7 +106,7 @@ impl Node {
         });
         let (closing, closed) = watch::channel(false);
         let services =
-            Services::new(raft.clone(), proposer, handle, clock, settings, closed.clone());
+            Services::new(raft.clone(), proposer, handle, clock, settings, closed.clone(), signer);
         let routes = services.routes().await?;
 
         let mut ending = closed.clone();
@@ -173,6 +183,16 @@ impl Drop for Node {
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+}
+
+fn signer(settings: &NodeSettings) -> Result<Signer, StartError> {
+    let cluster = settings.cluster.clone();
+    let Some(path) = &settings.signing_key_file else { return Ok(Signer::new(cluster, None)) };
+    let failed = |why: String| StartError::SigningKey { path: path.clone(), why };
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let key = tenure_token::SigningKey::parse(&text).map_err(|error| failed(error.to_string()))?;
+    tracing::info!(key = %key.public(), "grants are signed");
+    Ok(Signer::new(cluster, Some(key)))
 }
 
 /// What raft wants to know; ports that were taken stand where 0 was asked for.

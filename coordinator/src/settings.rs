@@ -31,6 +31,9 @@ pub struct NodeSettings {
     pub raft_listen: SocketAddr,
     /// What the other nodes are told to connect to, as `host:port`. Default: `raft_listen`.
     pub raft_advertised: Option<String>,
+    /// File with the key that this node signs grants with; `tenure signing-key FILE` makes one. Each node may have its
+    /// own. Default: none, and grants are not signed.
+    pub signing_key_file: Option<PathBuf>,
     /// The nodes of the cluster, this one among them. Default: this one alone.
     pub peers: Vec<Peer>,
     /// What to do while the data folder is empty. Default `existing`.
@@ -148,6 +151,7 @@ impl Default for NodeSettings {
             client_advertised: None,
             raft_listen: SocketAddr::from(([127, 0, 0, 1], 7401)),
             raft_advertised: None,
+            signing_key_file: None,
             peers: Vec::new(),
             start: StartMode::default(),
             lease: LeaseLengths::default(),

@@ -28,6 +28,11 @@ struct Layer {
 const LAYERS: &[Layer] = &[
     Layer { package: "tenure-model", ours: &[], others: &["thiserror"] },
     Layer { package: "tenure-core", ours: &["tenure-model"], others: &["thiserror"] },
+    Layer {
+        package: "tenure-token",
+        ours: &["tenure-model"],
+        others: &["base64", "ed25519-dalek", "thiserror"],
+    },
     Layer { package: "tenure-planner", ours: &["tenure-model"], others: &[] },
     Layer {
         package: "tenure-proto",
@@ -36,7 +41,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         package: "tenure-coordinator",
-        ours: &["tenure-model", "tenure-core", "tenure-planner", "tenure-proto"],
+        ours: &["tenure-model", "tenure-core", "tenure-planner", "tenure-proto", "tenure-token"],
         others: &[
             "bytes", "codeq", "crc32fast", "dashmap", "futures", "openraft", "postcard", "prost",
             "raft-log", "rand", "rustix", "serde", "thiserror", "tokio", "tokio-stream", "toml",
@@ -94,6 +99,15 @@ const LAYERS: &[Layer] = &[
             "tokio", "tracing",
         ],
     },
+    Layer {
+        package: "tenure-sink-http",
+        ours: &["tenure-model", "tenure-sdk", "tenure-token"],
+        others: &[
+            "bytes", "deadpool-postgres", "futures", "http", "http-body-util", "hyper-util",
+            "thiserror", "tokio", "tokio-postgres", "tonic", "tower-layer", "tower-service",
+            "tracing",
+        ],
+    },
 ];
 
 /// Top of the house: the program and the tests may use every crate.
@@ -138,6 +152,7 @@ fn no_layer_reaches_another_of_ours_through_a_third() {
         "tenure-sink-redis",
         "tenure-sink-kafka",
         "tenure-sink-object-store",
+        "tenure-sink-http",
     ] {
         let all = cargo_tree(package, &[]);
         for forbidden in ["tenure-core", "tenure-planner", "tenure-coordinator", "openraft"] {

@@ -341,6 +341,7 @@ impl Driver {
             handoff: granted.handoff,
             home_initialised: granted.home_initialised,
             resource: Resource::of_partition(&self.config.group, granted.partition),
+            token: granted.token,
             lease,
         }));
     }

@@ -21,6 +21,8 @@ mod acts;
 mod grants;
 mod link;
 
+use std::sync::Arc;
+
 use tenure_model::{
     Epoch, ErrorCode, GroupId, GroupSettings, Index, InstanceId, LeaseSettings, MemberEpoch,
     MemberId, NextOffset, Partition, Tick, TopicName,
@@ -218,6 +220,8 @@ pub struct Granted {
     pub handoff: Index,
     /// Whether the home certainly has an offset.
     pub home_initialised: bool,
+    /// The grant, signed by the coordinator, if it signs.
+    pub token: Option<Arc<str>>,
     /// End of the lease, as far as it is known now.
     pub ends_at: Tick,
 }

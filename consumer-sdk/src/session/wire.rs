@@ -1,5 +1,7 @@
 //! Between wire shapes and what the session speaks in.
 
+use std::sync::Arc;
+
 use tenure_model::{Epoch, ErrorCode, Index, NextOffset, Partition, TopicName, limits};
 use tenure_proto::convert::{self, Malformed, partition_to_wire};
 use tenure_proto::v1;
@@ -25,6 +27,7 @@ pub(super) struct Assigned {
     pub(super) drain_remaining: Option<std::time::Duration>,
     pub(super) home_initialised: bool,
     pub(super) handoff: Index,
+    pub(super) token: Option<Arc<str>>,
 }
 
 pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, Malformed> {
@@ -44,6 +47,7 @@ fn assigned(wire: v1::Assigned) -> Result<Assigned, Malformed> {
             .then(|| std::time::Duration::from_millis(wire.drain_remaining_ms)),
         home_initialised: wire.home_initialised,
         handoff: Index(wire.handoff),
+        token: Some(wire.token).filter(|token| !token.is_empty()).map(Into::into),
     })
 }
 

@@ -155,6 +155,7 @@ impl MemoryCoordinator {
             handoff: Index(epoch.get()),
             home_initialised,
             resource: Resource::of_partition(group, partition),
+            token: None,
             lease: Lease::new(Arc::clone(clock), Tick(u64::MAX), *check),
         }
     }

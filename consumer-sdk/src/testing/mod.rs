@@ -64,6 +64,7 @@ pub fn grant_for_tests(epoch: u64) -> Grant {
         epoch: Epoch::new(epoch).expect("an epoch"),
         handoff: Index(epoch),
         home_initialised: false,
+        token: None,
         lease: Lease::endless(),
     }
 }

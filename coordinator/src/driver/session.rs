@@ -101,6 +101,8 @@ pub fn assignment_to_wire(
         drain_remaining_ms: if assigned.revoking { drain_remaining_ms(assigned) } else { 0 },
         home_initialised: assigned.home_initialised,
         handoff: assigned.handoff.0,
+        // Set at the stream, see `grpc::signing`.
+        token: String::new(),
     });
     v1::Assignment { version: assignment.version.0, partitions: partitions.collect() }
 }

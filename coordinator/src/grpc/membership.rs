@@ -24,6 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::coded::coded;
 use super::offsets::unexpected;
 use super::refusal::Refusal;
+use super::signing::{Holder, Signed};
 use super::{Services, edge};
 use crate::driver::session::{Down, Heartbeat, Input, LastWordSaid, Open, SessionId};
 use crate::raft::ProposeError;
@@ -38,7 +39,7 @@ type Outcome = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
 #[tonic::async_trait]
 impl v1::membership_server::Membership for Services {
-    type SessionStream = ReceiverStream<Down>;
+    type SessionStream = Signed<ReceiverStream<Down>>;
 
     async fn session(
         &self,
@@ -47,13 +48,14 @@ impl v1::membership_server::Membership for Services {
         let (outbound, stream) = mpsc::channel(self.0.settings.queues.session_messages);
         let services = self.clone();
         let inbound = request.into_inner();
+        let (holder, stream) = Signed::over(ReceiverStream::new(stream), &self.0.signer);
         tokio::spawn(async move {
-            if let Err(status) = services.serve(inbound, &outbound).await {
+            if let Err(status) = services.serve(inbound, &outbound, &holder).await {
                 // A member that is gone needs no reason.
                 drop(outbound.send(Err(status)).await);
             }
         });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(stream))
     }
 }
 
@@ -63,9 +65,12 @@ impl Services {
         &self,
         mut inbound: Streaming<v1::SessionUp>,
         outbound: &mpsc::Sender<Down>,
+        holder: &Holder,
     ) -> Result<(), Status> {
         let (join, receipt) = self.read_join(&mut inbound).await?;
         let member = self.join(&join).await?;
+        // Before the driver sends anything: the stream signs for this member. A stream has one join.
+        drop(holder.set((member.group.clone(), member.member.clone())));
         let id = SessionId(self.0.sessions.fetch_add(1, Ordering::Relaxed));
         let (ended, mut end) = oneshot::channel();
         let outbound_of_driver = outbound.clone();

@@ -8,6 +8,7 @@ mod offsets;
 mod operator;
 mod ownership;
 pub mod refusal;
+mod signing;
 mod watching;
 
 pub use membership::judge;
@@ -34,6 +35,7 @@ use crate::raft::{NodeId, ProposeError, RaftNode};
 use crate::settings::NodeSettings;
 use coded::Coded;
 use refusal::Refusal;
+pub(crate) use signing::Signer;
 
 /// How long a call waits for a raft leader that was elected to have applied its first entry.
 const FIRST_ENTRY_WAIT: Duration = Duration::from_secs(2);
@@ -48,6 +50,7 @@ struct Shared {
     driver: DriverHandle,
     clock: Arc<dyn Clock>,
     settings: Arc<NodeSettings>,
+    signer: Arc<Signer>,
     sessions: AtomicU64,
     /// One permit per watch.
     watches: Arc<Semaphore>,
@@ -63,11 +66,21 @@ impl Services {
         clock: Arc<dyn Clock>,
         settings: Arc<NodeSettings>,
         closing: watch::Receiver<bool>,
+        signer: Arc<Signer>,
     ) -> Self {
         let sessions = AtomicU64::new(0);
         let watches = Arc::new(Semaphore::new(WATCHES_MAX));
-        let shared = Shared { raft, proposer, driver, clock, settings, sessions, watches, closing };
-        Self(Arc::new(shared))
+        Self(Arc::new(Shared {
+            raft,
+            proposer,
+            driver,
+            clock,
+            settings,
+            signer,
+            sessions,
+            watches,
+            closing,
+        }))
     }
 
     /// All services, with health and reflection.

@@ -89,6 +89,14 @@ impl v1::ownership_server::Ownership for Services {
         })?))
     }
 
+    async fn signing_keys(
+        &self,
+        _request: Request<v1::SigningKeysRequest>,
+    ) -> Result<Response<v1::SigningKeysResponse>, Status> {
+        let keys = self.0.signer.public_key().into_iter().collect();
+        Ok(Response::new(v1::SigningKeysResponse { keys }))
+    }
+
     async fn describe_cluster(
         &self,
         _request: Request<v1::DescribeClusterRequest>,

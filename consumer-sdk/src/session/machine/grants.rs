@@ -1,6 +1,7 @@
 //! Grants and their leases: what an assignment does to them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_model::{Epoch, Index, LeaseSettings, NextOffset, Partition, Tick, limits};
@@ -18,6 +19,8 @@ pub(super) struct Grants {
     next_end: Option<Tick>,
     /// Highest epoch of each partition that ended here. None at or below it is taken again.
     ended: BTreeMap<Partition, Epoch>,
+    /// Tokens of grants that are listed and not taken yet: the coordinator says each once per stream.
+    tokens: BTreeMap<Partition, (Epoch, Arc<str>)>,
     /// Highest assignment version seen in this membership.
     version: Index,
     /// End of the member's own lease; grants end no later.
@@ -106,6 +109,24 @@ impl Grants {
         *highest = epoch.max(*highest);
     }
 
+    /// Keeps what tokens came with an assignment, for those of its grants that are taken later.
+    fn note_tokens(&mut self, listed: &mut BTreeMap<Partition, Assigned>) {
+        let is_listed = |partition: &Partition, epoch: Epoch| {
+            listed.get(partition).is_some_and(|assigned| assigned.epoch == epoch)
+        };
+        self.tokens.retain(|partition, (epoch, _)| is_listed(partition, *epoch));
+        for (partition, assigned) in listed {
+            if let Some(token) = assigned.token.take() {
+                self.tokens.insert(*partition, (assigned.epoch, token));
+            }
+        }
+    }
+
+    fn token(&mut self, partition: Partition, epoch: Epoch) -> Option<Arc<str>> {
+        let (_, token) = self.tokens.remove(&partition).filter(|(of, _)| *of == epoch)?;
+        Some(token)
+    }
+
     /// Forgets ended grants of partitions that are not listed any more, once there are very many.
     fn forget(&mut self, listed: &BTreeMap<Partition, Assigned>) {
         if self.ended.len() > limits::GROUP_PARTITIONS_MAX {
@@ -183,6 +204,7 @@ impl Machine {
                 listed.insert(assigned.partition, assigned);
             }
         }
+        self.grants.note_tokens(&mut listed);
         // Losses come before grants: two grants of one partition are never live together.
         for (partition, epoch) in self.grants.held() {
             if listed.get(&partition).is_none_or(|assigned| assigned.epoch != epoch) {
@@ -266,6 +288,7 @@ impl Machine {
             epoch,
             handoff: assigned.handoff,
             home_initialised: assigned.home_initialised,
+            token: self.grants.token(partition, epoch),
             ends_at,
         }));
         true

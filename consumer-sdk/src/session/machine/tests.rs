@@ -69,6 +69,7 @@ fn error(code: &str, leader: &str) -> v1::Error {
 fn parse_assignment(words: &[&str]) -> v1::Assignment {
     let partitions = words[1..].iter().map(|word| {
         let (index, rest) = word.split_once(":e").unwrap();
+        let (rest, token) = rest.split_once('+').unwrap_or((rest, ""));
         let (epoch, drain) = rest.split_once('/').map_or((rest, None), |(e, d)| (e, Some(d)));
         v1::Assigned {
             partition: Some(partition_to_wire(partition(index.parse().unwrap()))),
@@ -78,6 +79,7 @@ fn parse_assignment(words: &[&str]) -> v1::Assignment {
             drain_remaining_ms: drain.map_or(0, |ms| ms.parse().unwrap()),
             home_initialised: false,
             handoff: 1,
+            token: token.into(),
         }
     });
     v1::Assignment { version: words[0][1..].parse().unwrap(), partitions: partitions.collect() }
@@ -214,7 +216,9 @@ fn text(output: &Output) -> String {
         Output::LeaseEnds { at: None } => "no lease".into(),
         Output::Granted(granted) => {
             let grant = grant(&granted.partition, &granted.epoch);
-            format!("GRANTED {grant} to {}", ms(&granted.ends_at))
+            let token =
+                granted.token.as_ref().map_or(String::new(), |token| format!(" with {token}"));
+            format!("GRANTED {grant} to {}{token}", ms(&granted.ends_at))
         }
         Output::Lease { partition, epoch, change } => {
             let grant = grant(partition, epoch);
@@ -286,6 +290,32 @@ fn lease_counts_from_the_send_and_not_from_the_receipt() {
         wake -> heartbeat 1 v5 0:e1@0 registering 110ms
         1900 answer 1 v5 0:e1 -> lease to 3910
         1900 answer 1 v5 0:e1 -> 0:e1 extended to 3910
+        ",
+    );
+}
+
+#[test]
+fn token_that_came_before_the_lease_was_live_stays_with_the_grant() {
+    check(
+        "
+        0 tick
+        0 connected
+        1 joined 7 v5 0:e1+first
+        3000! assign v6 1:e2+second
+        3000! answer 1 v6 1:e2
+        ",
+        "
+        0 tick -> connect a:1
+        0 connected -> join m epoch 0
+        1 joined 7 v5 0:e1+first -> JOINED m 7
+        1 joined 7 v5 0:e1+first -> lease to 2900
+        1 joined 7 v5 0:e1+first -> GRANTED 0:e1 to 2900 with first
+        3000! assign v6 1:e2+second -> 0:e1 stopped
+        3000! assign v6 1:e2+second -> LOST 0:e1 LeaseEnded
+        3000! assign v6 1:e2+second -> release #1 0:e1 lease_lost
+        3000! assign v6 1:e2+second -> heartbeat 1 v6
+        3000! answer 1 v6 1:e2 -> lease to 5900
+        3000! answer 1 v6 1:e2 -> GRANTED 1:e2 to 5900 with second
         ",
     );
 }

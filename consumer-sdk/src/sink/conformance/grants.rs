@@ -30,6 +30,7 @@ pub fn grant(member: &str, index: u32, epoch: Epoch) -> Grant {
         epoch,
         handoff: Index(epoch.get()),
         home_initialised: false,
+        token: None,
         lease: Lease::endless(),
     }
 }

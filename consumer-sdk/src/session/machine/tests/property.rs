@@ -41,6 +41,7 @@ fn assignment() -> impl Strategy<Value = v1::Assignment> {
                     revoking: drain.is_some(),
                     drain_remaining_ms: drain.unwrap_or(0),
                     home_initialised: false,
+                    token: String::new(),
                     handoff: 1,
                 })
                 .collect(),

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Shows the main job on real processes: freezes, kills, moves, and what was refused where.
     Demo(DemoArgs),
+    /// Prints the public key of a signing key file; makes the file if it is not there.
+    SigningKey(SigningKeyArgs),
     /// Lists groups: members, partitions, what is unowned or on the move.
     Groups(QueryArgs),
     /// Shows one group: settings, members, partitions, topics.
@@ -237,6 +239,12 @@ pub(crate) struct SinkCheckArgs {
     /// Gives up after this many milliseconds.
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub(crate) timeout_ms: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SigningKeyArgs {
+    /// The file, for `signing_key_file` of a node. Secret: only its owner may read it.
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod output;
 mod past;
 mod serve;
 mod sink;
+mod signing;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -68,6 +69,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Drain(args) => operate::drain(&args, false).await,
         Command::Undrain(args) => operate::drain(&args, true).await,
         Command::Serve(args) => serve::run(args).await,
+        Command::SigningKey(args) => signing::run(&args),
         Command::Demo(args) => demo::run(args).await,
         Command::Sink(SinkCommand::Sql(args)) => sink::schema(&args),
         Command::Sink(SinkCommand::Check(args)) => sink::check(&args).await,
@@ -82,6 +84,7 @@ fn start_log(command: &Command) {
         Command::Serve(args) => ("info,openraft=error", args.log_json),
         Command::DemoWorker(_) => ("info", false),
         Command::Demo(_)
+        | Command::SigningKey(_)
         | Command::Groups(_)
         | Command::Describe(_)
         | Command::Members(_)

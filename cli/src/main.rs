@@ -6,8 +6,8 @@ mod operate;
 mod output;
 mod past;
 mod serve;
-mod sink;
 mod signing;
+mod sink;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;

@@ -18,5 +18,7 @@ pub mod testing;
 
 pub use tenure_model as model;
 
-pub use consumer::{Batch, Consumer, ConsumerBuilder, End, Input, Limits, Owned, Stopper};
+pub use consumer::{
+    Batch, Consumer, ConsumerBuilder, End, ErrorPolicy, HandlerError, Input, Limits, Owned, Stopper,
+};
 pub use offsets::{CommitError, OffsetWriter};

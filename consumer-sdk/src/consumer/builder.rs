@@ -11,7 +11,7 @@ use tenure_model::{
     SinkSetting, Takeover, TopicName,
 };
 
-use super::{Consumer, Counters, Parts, Settings};
+use super::{Consumer, Counters, ErrorPolicy, Parts, Settings};
 use crate::grant::Grant;
 use crate::lease::LeaseCheck;
 use crate::offsets::{COMMIT_INTERVAL, CoordinatorOffsets};
@@ -229,6 +229,13 @@ impl<S: FencedSink> ConsumerBuilder<S> {
     #[must_use]
     pub fn lost_grace(mut self, length: Duration) -> Self {
         self.settings.lost_grace = length;
+        self
+    }
+
+    /// What is done when a handler fails. Default: the partition is given back.
+    #[must_use]
+    pub fn on_error(mut self, policy: ErrorPolicy) -> Self {
+        self.settings.on_error = policy;
         self
     }
 

@@ -43,6 +43,12 @@ counters! {
     acquired, add_acquired;
     /// Handlers that failed, panicked or returned without being asked to.
     handler_failures, add_handler_failures;
+    /// Handlers that were run again after a failure.
+    handler_retries, add_handler_retries;
+    /// Records that became dead letters.
+    dead_letters, add_dead_letters;
+    /// Partitions that were parked.
+    parked, add_parked;
     /// Handlers aborted because they did not return by their deadline.
     handlers_aborted, add_handlers_aborted;
 }

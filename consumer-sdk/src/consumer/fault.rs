@@ -1,10 +1,12 @@
 //! What is done about an error: try again, or give the partition back with a reason.
 
+use std::any::Any;
 use std::error::Error;
 use std::time::Duration;
 
-use tenure_model::ErrorCode;
+use tenure_model::{ErrorCode, NextOffset};
 
+use super::policy::HandlerError;
 use crate::offsets::{CommitError, grant_is_over};
 use crate::session::{CallError, ReleaseReason};
 use crate::sink::SinkError;
@@ -23,6 +25,27 @@ pub(super) struct Closing {
 impl Closing {
     pub(super) fn new(reason: ReleaseReason, error: impl Into<String>) -> Self {
         Self { reason, error: error.into(), by_sink: false }
+    }
+}
+
+/// A handler's failure that does not end its grant by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) error: String,
+    /// The record that the handler blames.
+    pub(super) failed_at: Option<NextOffset>,
+    /// Not a failure at all: the handler asks to be run again after this.
+    pub(super) pause: Option<Duration>,
+}
+
+impl Failure {
+    pub(super) fn new(error: String) -> Self {
+        Self { error, failed_at: None, pause: None }
+    }
+
+    /// The end of a grant that does not survive it.
+    pub(super) fn closing(&self) -> Closing {
+        Closing::new(ReleaseReason::HandlerFailed, self.error.clone())
     }
 }
 
@@ -98,33 +121,50 @@ impl From<SourceError> for Obstacle {
     }
 }
 
-/// Reads a handler's error: a fence or an ended lease anywhere in its chain is a quiet end.
-pub(super) fn closing_of_handler_error(error: &(dyn Error + Send + Sync + 'static)) -> Closing {
+/// Reads a handler's error: a fence or an ended lease anywhere in its chain is a quiet end of the grant.
+pub(super) fn read_handler_error(
+    error: &(dyn Error + Send + Sync + 'static),
+) -> Result<Failure, Closing> {
+    let mut failure = Failure::new(describe(error));
     let mut link: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = link {
         if let Some(sink) = current.downcast_ref::<SinkError>() {
             if let SinkError::Fenced { .. } = sink {
                 let closing = Closing::new(ReleaseReason::Fenced, sink.to_string());
-                return Closing { by_sink: true, ..closing };
+                return Err(Closing { by_sink: true, ..closing });
             }
             if let SinkError::LeaseEnded(_) = sink {
-                return Closing::new(ReleaseReason::LeaseLost, sink.to_string());
+                return Err(Closing::new(ReleaseReason::LeaseLost, sink.to_string()));
             }
         }
         if let Some(commit) = current.downcast_ref::<CommitError>() {
             match commit {
                 CommitError::Fenced { .. } => {
-                    return Closing::new(ReleaseReason::Fenced, commit.to_string());
+                    return Err(Closing::new(ReleaseReason::Fenced, commit.to_string()));
                 }
                 CommitError::LeaseEnded(_) | CommitError::Released => {
-                    return Closing::new(ReleaseReason::LeaseLost, commit.to_string());
+                    return Err(Closing::new(ReleaseReason::LeaseLost, commit.to_string()));
                 }
                 CommitError::Refused { .. } | CommitError::Unknown { .. } => {}
             }
         }
+        match current.downcast_ref::<HandlerError>() {
+            Some(HandlerError::FailedAt { offset, .. }) => failure.failed_at = Some(*offset),
+            Some(HandlerError::PauseFor { length, .. }) => failure.pause = Some(*length),
+            None => {}
+        }
         link = current.source();
     }
-    Closing::new(ReleaseReason::HandlerFailed, describe(error))
+    Ok(failure)
+}
+
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("panicked: {}", text.as_deref().unwrap_or("no text"))
 }
 
 /// An error with its causes, in one line.

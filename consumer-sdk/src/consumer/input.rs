@@ -1,6 +1,6 @@
 //! Records of one owned partition.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +52,10 @@ pub struct Input {
     pub(super) buffer: VecDeque<Record>,
     pub(super) buffer_bytes: usize,
     pub(super) first_at: Option<Instant>,
+    /// Dead letters: passed over.
+    pub(super) skipped: BTreeSet<NextOffset>,
+    /// Batches of records before it hold one record each.
+    pub(super) singly_before: NextOffset,
     pub(super) control: Arc<Control>,
     pub(super) tracker: Option<Arc<Tracker>>,
     pub(super) link: Arc<dyn Link>,
@@ -71,7 +75,7 @@ impl std::fmt::Debug for Input {
     }
 }
 
-fn size_of(record: &Record) -> usize {
+pub(super) fn size_of(record: &Record) -> usize {
     let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
     length(&record.key) + length(&record.value)
 }
@@ -83,10 +87,27 @@ impl Input {
     /// waits while [`UNDONE_RECORDS_MAX`](crate::offsets::UNDONE_RECORDS_MAX) delivered records are not done.
     pub async fn next_batch(&mut self, limits: &Limits) -> Option<Batch> {
         let control = Arc::clone(&self.control);
-        tokio::select! {
-            biased;
-            _end = control.ended() => None,
-            () = self.fill(limits) => self.take(limits),
+        loop {
+            let limits = self.limits_here(limits);
+            tokio::select! {
+                biased;
+                _end = control.ended() => return None,
+                () = self.fill(&limits) => {}
+            }
+            let batch = self.take(&limits);
+            // No batch and no end: there was nothing but dead letters.
+            if batch.is_some() || control.ending().is_some() {
+                return batch;
+            }
+        }
+    }
+
+    /// One record at a time where an earlier run of the handler failed.
+    fn limits_here(&self, limits: &Limits) -> Limits {
+        if self.position() < self.singly_before {
+            Limits { records: 1, ..*limits }
+        } else {
+            *limits
         }
     }
 
@@ -171,6 +192,14 @@ impl Input {
         let mut bytes = 0;
         while let Some(record) = self.buffer.front() {
             let size = size_of(record);
+            if self.skipped.contains(&record.offset) {
+                if records.is_empty() {
+                    self.buffer_bytes -= size;
+                    self.pass_over();
+                    continue;
+                }
+                break;
+            }
             let full = records.len() >= limits.records.max(1) || bytes + size > limits.bytes;
             if full && !records.is_empty() {
                 break;
@@ -188,6 +217,16 @@ impl Input {
         self.control.set_position(next);
         self.counters.add_records_delivered(records.len());
         Some(Batch { records, next })
+    }
+
+    /// Passes over the first record of the buffer: its offset moves as if a handler had done it.
+    fn pass_over(&mut self) {
+        let Some(record) = self.buffer.pop_front() else { return };
+        if let Some(tracker) = &self.tracker {
+            tracker.delivered(std::slice::from_ref(&record));
+            tracker.done(record.partition, record.offset);
+        }
+        self.control.set_position(record.next());
     }
 }
 

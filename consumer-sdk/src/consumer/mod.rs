@@ -6,12 +6,14 @@
 mod acquire;
 mod batcher;
 mod builder;
+mod contain;
 mod counters;
 mod end;
 mod fault;
 mod input;
 mod link;
 mod owned;
+mod policy;
 mod run;
 mod serve;
 mod topics;
@@ -32,6 +34,7 @@ pub use self::end::End;
 pub use self::input::{Batch, HandlerPhase, Input, Limits};
 pub(crate) use self::link::Link;
 pub use self::owned::Owned;
+pub use self::policy::{Backoff, DeadLetter, DeadLetterSink, ErrorPolicy, HandlerError, Then};
 use crate::offsets::CoordinatorOffsets;
 use crate::session::{EndCause, Session, SessionConfig};
 use crate::sink::{BoxError, FencedSink, RegisterOnly};
@@ -45,6 +48,7 @@ pub(crate) struct Settings {
     pub(crate) acquire_deadline: Duration,
     pub(crate) lost_grace: Duration,
     pub(crate) topics_interval: Duration,
+    pub(crate) on_error: ErrorPolicy,
 }
 
 impl Default for Settings {
@@ -55,6 +59,7 @@ impl Default for Settings {
             acquire_deadline: Duration::from_secs(30),
             lost_grace: Duration::from_secs(1),
             topics_interval: Duration::from_secs(30),
+            on_error: ErrorPolicy::default(),
         }
     }
 }
@@ -146,9 +151,10 @@ impl<S: FencedSink> Consumer<S> {
 
     /// Joins the group and runs `handler` once for each owned partition, until it is stopped.
     ///
-    /// The handler runs as a task of its own. It returns `Ok` once its input has ended; an error, a panic or an early
-    /// return gives the partition back, and the coordinator grants it again, later. An error that has `Fenced` in its
-    /// chain is a quiet end: a newer owner exists.
+    /// The handler runs as a task of its own. It returns `Ok` once its input has ended; an early return gives the
+    /// partition back, and the coordinator grants it again, later. What an error or a panic does is the
+    /// [`ErrorPolicy`]'s; by default it gives the partition back too. An error that has `Fenced` in its chain is a
+    /// quiet end: a newer owner exists.
     ///
     /// A handler that does not return by its deadline is aborted, which takes effect at its next `.await`. One that is
     /// stuck in code without any is not stopped by this process: its lease is, so that its writes are refused locally,

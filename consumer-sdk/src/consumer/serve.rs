@@ -1,17 +1,18 @@
 //! One grant from its acquire to its release.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tenure_model::{NextOffset, Tick};
 use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
 
 use super::acquire::{Acquired, acquire};
+use super::contain::{Failures, Ready};
 use super::end::{Control, End};
-use super::fault::{Closing, closing_of_handler_error};
-use super::input::Input;
+use super::fault::{Closing, Failure, panic_text, read_handler_error};
+use super::input::{Input, size_of};
 use super::owned::Owned;
 use super::run::Running;
 use crate::grant::Grant;
@@ -47,51 +48,83 @@ pub(super) async fn serve<S: FencedSink>(
 ) {
     let source_closed = AtomicBool::new(false);
     let service = Service { running: &running, grant: &grant, control: &control, source_closed };
-    let acquired = tokio::select! {
-        biased;
-        end = control.ended() => Err(closing_of_end(&end)),
-        acquired = acquire(&running, &grant, &control) => acquired,
-    };
-    let closing = match acquired {
-        Ok(acquired) => service.run_handler(acquired).await,
+    let closing = match service.acquire().await {
+        Ok(acquired) => service.run(acquired).await,
         Err(closing) => closing,
     };
     service.release(closing).await;
 }
 
-struct Service<'a, S: FencedSink> {
-    running: &'a Arc<Running<S>>,
-    grant: &'a Grant,
-    control: &'a Arc<Control>,
+/// How a run of the handler ended.
+enum Ran {
+    /// With the grant.
+    Ended(Closing),
+    /// With a failure, the grant goes on.
+    Failed(Failure),
+}
+
+pub(super) struct Service<'a, S: FencedSink> {
+    pub(super) running: &'a Arc<Running<S>>,
+    pub(super) grant: &'a Grant,
+    pub(super) control: &'a Arc<Control>,
     source_closed: AtomicBool,
 }
 
 impl<S: FencedSink> Service<'_, S> {
-    fn tracker(&self) -> Option<Arc<Tracker>> {
-        self.running.parts.offsets.tracker(self.grant.partition, self.grant.epoch)
+    /// Takes the grant through all steps, for the first time or again: a sink takes the same registration twice.
+    pub(super) async fn acquire(&self) -> Result<Acquired<S::Writer>, Closing> {
+        self.source_closed.store(false, Ordering::SeqCst);
+        tokio::select! {
+            biased;
+            end = self.control.ended() => Err(closing_of_end(&end)),
+            acquired = acquire(self.running, self.grant, self.control) => acquired,
+        }
     }
 
-    fn report(&self, phase: Phase) {
+    /// Runs the handler, and again after a failure as the policy says, until the grant ends.
+    async fn run(&self, acquired: Acquired<S::Writer>) -> Closing {
         let Grant { partition, epoch, .. } = *self.grant;
-        self.running.link.phase(partition, epoch, phase, self.control.position(), None);
-    }
-
-    fn start_handler(&self, acquired: Acquired<S::Writer>) -> HandlerTask {
-        let Acquired { writer, stream, resume } = acquired;
-        let Grant { partition, epoch, .. } = *self.grant;
-        let parts = &self.running.parts;
+        let resume = acquired.resume;
         self.running.link.acquired(partition, epoch, true, resume);
-        self.report(Phase::Running);
-        parts.counters.add_acquired(1);
+        self.running.parts.counters.add_acquired(1);
         tracing::info!(
             group = %self.grant.group, topic = %self.grant.topic, partition = %partition.index, %epoch,
             handoff = %self.grant.handoff, resume = %resume, "partition acquired"
         );
+        let (mut failures, mut ready) = (Failures::new(), Ready::from(acquired));
+        loop {
+            let failure = match self.run_handler(ready, &failures).await {
+                Ran::Ended(closing) => return closing,
+                Ran::Failed(failure) => failure,
+            };
+            ready = match self.contain(failure, &mut failures).await {
+                Ok(ready) => ready,
+                Err(closing) => return closing,
+            };
+        }
+    }
+
+    pub(super) fn tracker(&self) -> Option<Arc<Tracker>> {
+        self.running.parts.offsets.tracker(self.grant.partition, self.grant.epoch)
+    }
+
+    pub(super) fn report(&self, phase: Phase, error: Option<String>) {
+        let Grant { partition, epoch, .. } = *self.grant;
+        self.running.link.phase(partition, epoch, phase, self.control.position(), error);
+    }
+
+    fn start_handler(&self, ready: Ready<S::Writer>, failures: &Failures) -> HandlerTask {
+        let Ready { acquired: Acquired { writer, stream, resume }, buffer } = ready;
+        let Grant { partition, epoch, .. } = *self.grant;
+        let parts = &self.running.parts;
+        self.report(Phase::Running, failures.shown(resume));
         let input = Input {
             stream,
-            buffer: VecDeque::new(),
-            buffer_bytes: 0,
-            first_at: None,
+            buffer_bytes: buffer.iter().map(size_of).sum(),
+            first_at: (!buffer.is_empty()).then(Instant::now),
+            buffer,
+            skipped: failures.skipped.clone(),
+            singly_before: failures.singly_before,
             control: Arc::clone(self.control),
             tracker: self.tracker(),
             link: Arc::clone(&self.running.link),
@@ -105,33 +138,35 @@ impl<S: FencedSink> Service<'_, S> {
         HandlerTask(tokio::spawn(async move { handler(owned).await }))
     }
 
-    async fn run_handler(&self, acquired: Acquired<S::Writer>) -> Closing {
-        let mut handler = self.start_handler(acquired);
+    async fn run_handler(&self, ready: Ready<S::Writer>, failures: &Failures) -> Ran {
+        let mut handler = self.start_handler(ready, failures);
         let tracker = self.tracker();
         let mut position = tokio::time::interval(POSITION_INTERVAL);
         let end = loop {
             tokio::select! {
                 biased;
-                result = &mut handler.0 => return self.closing_of_result(result),
+                result = &mut handler.0 => return self.read_result(result),
                 end = self.control.ended() => break end,
                 error = failed(tracker.as_deref()) => {
                     self.control.end(End::Lost { cause: cause_of(error) });
                 }
-                _tick = position.tick() => self.report(Phase::Running),
+                _tick = position.tick() => {
+                    self.report(Phase::Running, failures.shown(self.control.position()));
+                }
             }
         };
         if end.may_commit() {
-            self.report(Phase::Draining);
+            self.report(Phase::Draining, None);
         }
         let bound = end.deadline().map_or(CLOSE_MAX, |deadline| self.until(deadline) / 2);
         let ((), result) = tokio::join!(self.close_source(bound), self.drain(&mut handler, &end));
         match result {
-            Some(result) => self.closing_of_result(result),
+            Some(result) => self.read_result(result),
             None => {
                 self.running.parts.counters.add_handlers_aborted(1);
                 let closing = closing_of_end(&self.control.ending().unwrap_or(end));
                 let error = format!("handler did not return in time, aborted; {}", closing.error);
-                Closing { error, ..closing }
+                Ran::Ended(Closing { error, ..closing })
             }
         }
     }
@@ -184,33 +219,29 @@ impl<S: FencedSink> Service<'_, S> {
     }
 
     /// Reads a handler's result in the light of how the grant ended.
-    fn closing_of_result(&self, result: HandlerResult) -> Closing {
+    fn read_result(&self, result: HandlerResult) -> Ran {
         let counters = &self.running.parts.counters;
-        let fault = match result {
+        let failure = match result {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(closing_of_handler_error(&*error)),
-            Err(error) => Some(closing_of_join_error(error)),
+            Ok(Err(error)) => match read_handler_error(&*error) {
+                Ok(failure) => Some(failure),
+                Err(closing) => return Ran::Ended(closing),
+            },
+            Err(error) => Some(failure_of_join_error(error)),
         };
-        let end = self.control.ending();
-        match (end, fault) {
-            (Some(end), None) => closing_of_end(&end),
-            (None, None) => {
-                counters.add_handler_failures(1);
-                Closing::new(
-                    ReleaseReason::HandlerFailed,
-                    "handler returned early: its input had not ended",
-                )
-            }
-            (end, Some(fault)) => {
-                if fault.reason == ReleaseReason::HandlerFailed {
+        match (self.control.ending(), failure) {
+            (Some(end), None) => Ran::Ended(closing_of_end(&end)),
+            (Some(end), Some(failure)) => {
+                if failure.pause.is_none() {
                     counters.add_handler_failures(1);
                 }
-                match end {
-                    Some(end) if fault.reason == ReleaseReason::HandlerFailed => {
-                        Closing { error: fault.error, ..closing_of_end(&end) }
-                    }
-                    Some(_) | None => fault,
-                }
+                Ran::Ended(Closing { error: failure.error, ..closing_of_end(&end) })
+            }
+            (None, Some(failure)) => Ran::Failed(failure),
+            (None, None) => {
+                counters.add_handler_failures(1);
+                let error = "handler returned early: its input had not ended";
+                Ran::Ended(Closing::new(ReleaseReason::HandlerFailed, error))
             }
         }
     }
@@ -247,7 +278,7 @@ impl<S: FencedSink> Service<'_, S> {
         }
     }
 
-    async fn close_source(&self, bound: Duration) {
+    pub(super) async fn close_source(&self, bound: Duration) {
         if self.source_closed.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -282,7 +313,7 @@ async fn failed(tracker: Option<&Tracker>) -> CommitError {
     }
 }
 
-fn cause_of(error: CommitError) -> LostCause {
+pub(super) fn cause_of(error: CommitError) -> LostCause {
     match error {
         CommitError::Fenced { current, .. } => LostCause::Fenced { current },
         CommitError::LeaseEnded(_) | CommitError::Released => LostCause::LeaseEnded,
@@ -292,7 +323,7 @@ fn cause_of(error: CommitError) -> LostCause {
     }
 }
 
-fn closing_of_end(end: &End) -> Closing {
+pub(super) fn closing_of_end(end: &End) -> Closing {
     match end {
         End::Revoked { .. } => Closing::new(ReleaseReason::Revoked, ""),
         End::Shutdown { .. } => Closing::new(ReleaseReason::Shutdown, ""),
@@ -311,16 +342,9 @@ fn closing_of_end(end: &End) -> Closing {
     }
 }
 
-fn closing_of_join_error(error: JoinError) -> Closing {
-    let text = match error.try_into_panic() {
-        Ok(panic) => {
-            let text = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned());
-            format!("handler panicked: {}", text.as_deref().unwrap_or("no text"))
-        }
+fn failure_of_join_error(error: JoinError) -> Failure {
+    Failure::new(match error.try_into_panic() {
+        Ok(panic) => format!("handler {}", panic_text(&*panic)),
         Err(_cancelled) => "handler was cancelled".to_owned(),
-    };
-    Closing::new(ReleaseReason::HandlerFailed, text)
+    })
 }

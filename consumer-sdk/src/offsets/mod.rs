@@ -147,14 +147,21 @@ impl FencedSink for CoordinatorOffsets {
         let link = link.ok_or_else(|| {
             SinkError::Misconfigured("the consumer is not running: call Consumer::run".to_owned())
         })?;
+        // A failed handler is run again on the same grant: its commits go on in the sequence of the epoch.
+        let before = self.tracker(grant.partition, grant.epoch);
+        let sequence = before.as_ref().map_or(CommitSequence(0), |before| before.state().sequence);
         let tracker = Arc::new(Tracker::new(
             grant.clone(),
             link,
             Arc::clone(&self.shared.counters),
             self.shared.commit_interval,
+            sequence,
         ));
         let key = (grant.partition, grant.epoch);
         self.shared.trackers.insert(key, Arc::clone(&tracker));
+        if let Some(before) = before {
+            before.close();
+        }
         Ok(Registered { writer: OffsetWriter { tracker }, displaced: None })
     }
 }
@@ -230,8 +237,9 @@ impl FencedWriter for OffsetWriter {
     }
 
     async fn initialise(&mut self, start: NextOffset) -> Result<NextOffset, SinkError> {
-        self.tracker.commit_until_known(CommitSequence(1), start).await?;
-        self.tracker.state().sequence = CommitSequence(1);
+        let sequence = CommitSequence(self.tracker.state().sequence.0 + 1);
+        self.tracker.commit_until_known(sequence, start).await?;
+        self.tracker.state().sequence = sequence;
         self.tracker.start(start);
         Ok(start)
     }

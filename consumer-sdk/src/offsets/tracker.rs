@@ -64,12 +64,13 @@ impl Tracker {
         link: Arc<dyn Link>,
         counters: Arc<Counters>,
         commit_interval: Duration,
+        sequence: CommitSequence,
     ) -> Self {
         let state = State {
             delivered: VecDeque::new(),
             low_water: NextOffset::ZERO,
             committed: NextOffset::ZERO,
-            sequence: CommitSequence(0),
+            sequence,
             failed: None,
             flush_wanted: false,
             started: false,
@@ -123,7 +124,7 @@ impl Tracker {
         }
     }
 
-    pub(super) fn done(&self, partition: Partition, offset: NextOffset) {
+    pub(crate) fn done(&self, partition: Partition, offset: NextOffset) {
         if partition != self.grant.partition {
             return;
         }
@@ -192,6 +193,22 @@ impl Tracker {
             // The sender lives in `self`.
             moved.changed().await.expect("the tracker outlives those who wait on it");
         }
+    }
+
+    /// Commits everything that is done and then nothing more: another tracker of the same grant takes over.
+    pub(crate) async fn settle(&self) -> Result<(), CommitError> {
+        loop {
+            self.flush().await?;
+            let mut state = self.state();
+            // Equal: no commit is under way.
+            if state.committed == state.low_water {
+                state.closed = true;
+                break;
+            }
+        }
+        self.work.notify_one();
+        self.announce();
+        Ok(())
     }
 
     /// Waits until a commit was refused for good.

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod ends;
+mod errors;
 mod offsets;
 
 use std::future::Future;

@@ -43,12 +43,14 @@ fn toml_table(settings: &tenure_coordinator::NodeSettings) -> Vec<(String, Strin
     let value = serde_json::to_value(settings).unwrap();
     let mut rows = Vec::new();
     for (name, value) in value.as_object().unwrap() {
-        match value {
-            serde_json::Value::Object(table) => {
-                rows.extend(table.iter().map(|(key, v)| (format!("{name}.{key}"), v.to_string())));
-            }
-            serde_json::Value::Null => rows.push((name.clone(), "none".to_owned())),
-            other => rows.push((name.clone(), other.to_string().replace('"', ""))),
+        if let Some(table) = value.as_object() {
+            rows.extend(
+                table.iter().map(|(key, value)| (format!("{name}.{key}"), value.to_string())),
+            );
+        } else if value.is_null() {
+            rows.push((name.clone(), "none".to_owned()));
+        } else {
+            rows.push((name.clone(), value.to_string().replace('"', "")));
         }
     }
     rows

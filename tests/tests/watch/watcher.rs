@@ -1,4 +1,4 @@
-//! A watcher that never stays: another node every 200 ms, or sooner in the middle of a revision.
+//! A watcher that follows over any number of connections: one that never stays, or one that stays while it can.
 
 use std::time::Duration;
 
@@ -16,10 +16,15 @@ use tonic::transport::Endpoint;
 use crate::changes::Told;
 use crate::rig::{Addresses, PATIENCE};
 
-const STAY: Duration = Duration::from_millis(200);
+/// How long a watcher stays at one node; half of the times it leaves sooner, maybe in the middle of a revision.
+pub(crate) const BRIEFLY: Duration = Duration::from_millis(200);
+
+/// It leaves when the node does.
+pub(crate) const FOR_EVER: Duration = Duration::from_secs(3_600);
 
 pub(crate) struct Watcher {
     pub(crate) group: Option<&'static str>,
+    pub(crate) stay: Duration,
     /// The last revision that there will be, once it is known.
     last: watch::Sender<Option<u64>>,
     task: JoinHandle<Seen>,
@@ -36,7 +41,12 @@ pub(crate) struct Seen {
 }
 
 impl Watcher {
-    pub(crate) fn start(addresses: Addresses, group: Option<&'static str>, seed: u64) -> Self {
+    pub(crate) fn start(
+        addresses: Addresses,
+        group: Option<&'static str>,
+        stay: Duration,
+        seed: u64,
+    ) -> Self {
         let (last, known) = watch::channel(None);
         let task = tokio::spawn(async move {
             let mut seen = Seen::default();
@@ -48,7 +58,7 @@ impl Watcher {
                     addresses[random.random_range(0..addresses.len())]
                 };
                 let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-                let end = Instant::now() + STAY;
+                let end = Instant::now() + stay;
                 let Ok(Ok(channel)) = timeout_at(end, endpoint.connect()).await else { continue };
                 let request = v1::WatchRequest {
                     group: group.unwrap_or_default().to_owned(),
@@ -57,13 +67,14 @@ impl Watcher {
                 let mut client = OwnershipClient::new(channel);
                 let Ok(Ok(answer)) = timeout_at(end, client.watch(request)).await else { continue };
                 seen.connections += 1;
-                let messages =
-                    if random.random_bool(0.5) { random.random_range(1..6) } else { 9_999 };
-                seen.follow(answer.into_inner(), end, messages).await;
+                let leaves_sooner = stay == BRIEFLY && random.random_bool(0.5);
+                let messages = if leaves_sooner { random.random_range(1..6) } else { usize::MAX };
+                let is_over = |whole| known.borrow().is_some_and(|last| whole >= last);
+                seen.follow(answer.into_inner(), end, messages, is_over).await;
             }
             seen
         });
-        Self { group, last, task }
+        Self { group, stay, last, task }
     }
 
     pub(crate) async fn finish(self, last: u64) -> Seen {
@@ -78,6 +89,7 @@ impl Seen {
         mut stream: Streaming<v1::WatchResponse>,
         end: Instant,
         messages: usize,
+        is_over: impl Fn(u64) -> bool,
     ) {
         let mut is_within = false;
         for _ in 0..messages {
@@ -103,6 +115,9 @@ impl Seen {
                     }
                 }
                 Message::Compacted(compacted) => panic!("nothing is forgotten yet: {compacted:?}"),
+            }
+            if is_over(self.whole) {
+                break;
             }
         }
         self.resumed_within += usize::from(is_within);

@@ -10,5 +10,6 @@ pub mod cluster;
 pub mod process;
 pub mod proxy;
 pub mod servers;
+pub mod sim;
 pub mod tier;
 pub mod zombie;

@@ -14,7 +14,7 @@ pub type Down = Result<v1::SessionDown, Status>;
 
 /// Tells the sessions of one node apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionId(pub(crate) u64);
+pub struct SessionId(pub u64);
 
 /// What sessions tell the driver.
 pub enum Input {

@@ -1,0 +1,84 @@
+//! Seeds of the simulator: both ends of the protocol in a virtual world with faults.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tenure_tests::sim::matrix::{Matrix, UNREACHABLE};
+use tenure_tests::sim::{self, Plan, Report};
+use tenure_tests::tier;
+
+/// Seeds of a full run.
+const SEEDS_FULL: usize = 2_000;
+
+/// From this many seeds on every cell of the matrix that can be reached must have been.
+const SEEDS_FOR_MATRIX: u64 = 20_000;
+
+/// Least that one run must be worth.
+const SIMULATED_MS_LEAST: u64 = 60_000;
+const MEMBERS_LEAST: usize = 3;
+const FAULTS_LEAST: usize = 5;
+const HANDOFFS_LEAST: usize = 1;
+
+fn check(plan: Plan, report: &Report) -> Result<(), String> {
+    let again = || format!("seed {}: play it again with\n  {}", plan.seed, sim::replay(plan));
+    if let Some(violation) = &report.violation {
+        return Err(format!("{violation}\n{}", again()));
+    }
+    let is_worth_it = report.simulated_ms >= SIMULATED_MS_LEAST
+        && report.member_count >= MEMBERS_LEAST
+        && report.fault_count >= FAULTS_LEAST
+        && report.handoff_count >= HANDOFFS_LEAST;
+    if is_worth_it { Ok(()) } else { Err(format!("too little happened: {report:?}\n{}", again())) }
+}
+
+#[test]
+fn no_seed_breaks_a_property() {
+    let count = tier::seed_count(SEEDS_FULL) as u64;
+    let first = tier::seed();
+    println!("{count} seeds from {first} (TENURE_SEED)");
+    let next = AtomicU64::new(0);
+    let totals = Mutex::new((Matrix::default(), Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let position = next.fetch_add(1, Ordering::Relaxed);
+                    if position >= count {
+                        break;
+                    }
+                    let seed = first.wrapping_add(position);
+                    let plan = Plan { seed, ..Plan::default() };
+                    let report = sim::run(plan);
+                    let checked = check(plan, &report);
+                    let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
+                    totals.0.add(&report.matrix);
+                    totals.1.extend(checked.err());
+                }
+            });
+        }
+    });
+    let (matrix, broken) = totals.into_inner().unwrap();
+    println!("{matrix}");
+    for (cell, reason) in UNREACHABLE {
+        println!("not to be reached: {cell}: {reason}");
+    }
+    assert!(broken.is_empty(), "{} seeds are broken:\n{}", broken.len(), broken.join("\n"));
+    let empty = matrix.empty();
+    println!("cells not reached: {empty:?}");
+    assert!(count < SEEDS_FOR_MATRIX || empty.is_empty(), "cells not reached: {empty:?}");
+}
+
+#[test]
+fn same_seed_plays_the_same() {
+    let first = tier::seed();
+    println!("seeds from {first} (TENURE_SEED)");
+    let trace = |seed| {
+        let report = sim::run(Plan { seed, ..Plan::default() });
+        (report.trace, report.event_count, report.matrix)
+    };
+    for seed in first..first.saturating_add(3) {
+        assert_eq!(trace(seed), trace(seed), "seed {seed}");
+    }
+    assert_ne!(trace(first), trace(first.wrapping_add(1)), "seeds {first} and the next");
+}

@@ -35,8 +35,8 @@ pub(crate) enum Command {
     Members(GroupArgs),
     /// Lists the partitions of a group: owner, epoch, committed offset, target, cause.
     Partitions(GroupArgs),
-    /// Shows the coordinator nodes and the raft leader.
-    Cluster(QueryArgs),
+    /// Shows the coordinator nodes and the raft leader, or changes who is in the cluster.
+    Cluster(ClusterArgs),
     /// Tells what changes, line by line, until it is stopped: ownership, members, operations.
     Watch(WatchArgs),
     /// Shows the grants of one partition, with begin, end and cause; or who owned it back then.
@@ -63,6 +63,7 @@ pub(crate) struct QueryArgs {
     /// Client addresses of coordinator nodes, comma-separated; any of them will do.
     #[arg(
         long,
+        global = true,
         short = 'c',
         env = "TENURE_COORDINATORS",
         default_value = "127.0.0.1:7400",
@@ -70,10 +71,10 @@ pub(crate) struct QueryArgs {
     )]
     pub(crate) coordinators: Vec<String>,
     /// Table for people, JSON for programs.
-    #[arg(long, short = 'o', value_enum, default_value_t = Output::Table)]
+    #[arg(long, short = 'o', global = true, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
     /// Gives up after this many milliseconds.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, global = true, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub(crate) timeout_ms: u64,
 }
 
@@ -166,6 +167,70 @@ pub(crate) struct DrainArgs {
     pub(crate) member: String,
     #[command(flatten)]
     pub(crate) operator: OperatorArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClusterArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ClusterCommand>,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Shows the nodes, who leads, and how far each is. Also without a word.
+    Status,
+    /// Adds a node that receives entries and does not vote, or tells where a known node is found now.
+    AddLearner(AddLearnerArgs),
+    /// Makes a learner a voter, once it has the log.
+    Promote(NodeArgs),
+    /// Removes a node.
+    Remove(NodeArgs),
+    /// Makes another voter the raft leader.
+    Transfer(TransferArgs),
+}
+
+/// Who changes the cluster, and why. Logged with the change.
+#[derive(Debug, Args)]
+pub(crate) struct ChangeArgs {
+    /// Why; 1 to 1024 bytes.
+    #[arg(long, short = 'r')]
+    pub(crate) reason: String,
+    /// Who asks. Default: the user's name.
+    #[arg(long, env = "TENURE_ACTOR")]
+    pub(crate) actor: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AddLearnerArgs {
+    /// Id of the node; never that of another one, also not of one that is gone.
+    pub(crate) node: u64,
+    /// HOST:PORT for the other nodes.
+    #[arg(long)]
+    pub(crate) raft_address: String,
+    /// HOST:PORT for members and operators.
+    #[arg(long)]
+    pub(crate) client_address: String,
+    #[command(flatten)]
+    pub(crate) change: ChangeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// Id of the node; `tenure cluster` lists them.
+    pub(crate) node: u64,
+    #[command(flatten)]
+    pub(crate) change: ChangeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TransferArgs {
+    /// Id of the next raft leader. Default: the voter that is furthest.
+    #[arg(long)]
+    pub(crate) to: Option<u64>,
+    #[command(flatten)]
+    pub(crate) change: ChangeArgs,
 }
 
 #[derive(Debug, Args)]

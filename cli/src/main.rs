@@ -1,6 +1,7 @@
 //! The program `tenure`: serve, operate, demo.
 
 mod args;
+mod cluster;
 mod demo;
 mod operate;
 mod output;
@@ -61,7 +62,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Describe(args) => operate::describe(&args).await,
         Command::Members(args) => operate::members(&args).await,
         Command::Partitions(args) => operate::partitions(&args).await,
-        Command::Cluster(args) => operate::cluster(&args).await,
+        Command::Cluster(args) => cluster::run(&args).await,
         Command::Watch(args) => past::watch(&args).await,
         Command::History(args) => past::history(&args).await,
         Command::Move(args) => operate::move_partition(&args).await,

@@ -182,50 +182,6 @@ pub(crate) async fn partitions(args: &GroupArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) async fn cluster(query: &QueryArgs) -> Result<(), Failure> {
-    let cluster = Cluster::new(query);
-    let response = call!(cluster, Ownership, describe_cluster, v1::DescribeClusterRequest {})?;
-    let nodes: Vec<Value> = response
-        .nodes
-        .iter()
-        .map(|node| {
-            json!({
-                "node": node.node,
-                "client_address": node.client_address,
-                "raft_address": node.raft_address,
-                "voter": node.voter,
-                "raft_leader": node.node == response.leader,
-            })
-        })
-        .collect();
-    let json = json!({
-        "cluster": response.cluster,
-        "term": response.term,
-        "applied": response.applied,
-        "raft_leader": response.leader,
-        "nodes": nodes,
-    });
-    cluster.print(json, || {
-        line(format_args!(
-            "cluster {}  term {}  applied {}",
-            response.cluster, response.term, response.applied
-        ));
-        let mut table = Table::new(&["NODE", "ROLE", "VOTER", "CLIENTS", "RAFT"]);
-        for node in &response.nodes {
-            let role = if node.node == response.leader { "raft leader" } else { "follower" };
-            table.row(vec![
-                node.node.to_string(),
-                role.to_owned(),
-                node.voter.to_string(),
-                node.client_address.clone(),
-                node.raft_address.clone(),
-            ]);
-        }
-        table.print();
-    });
-    Ok(())
-}
-
 pub(crate) async fn move_partition(args: &MoveArgs) -> Result<(), Failure> {
     let cluster = Cluster::new(&args.operator.query);
     let group = cluster.describe(&args.group).await?;
@@ -301,8 +257,13 @@ pub(crate) fn find_partition(
     }
 }
 
+/// Who asks: as told, or the user of this process.
+pub(crate) fn actor(given: Option<&String>) -> String {
+    let actor = given.cloned().or_else(|| std::env::var("USER").ok());
+    actor.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+}
+
 fn context(args: &OperatorArgs) -> v1::OperatorContext {
-    let actor = args.actor.clone().or_else(|| std::env::var("USER").ok());
     v1::OperatorContext {
         // Made here, so that a repetition after a lost answer is the same request.
         request_id: args
@@ -310,7 +271,7 @@ fn context(args: &OperatorArgs) -> v1::OperatorContext {
             .clone()
             .unwrap_or_else(|| format!("cli-{:016x}", rand::random::<u64>())),
         reason: args.reason.clone(),
-        actor: actor.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned()),
+        actor: actor(args.actor.as_ref()),
         dry_run: args.dry_run,
     }
 }

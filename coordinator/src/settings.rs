@@ -428,7 +428,7 @@ fn range(
     NodeSettingsError::Range { setting, given: given.to_string(), allowed: allowed.into() }
 }
 
-fn is_address(text: &str) -> bool {
+pub(crate) fn is_address(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| {
         !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0)
     })

@@ -155,6 +155,16 @@ fn groups_are_looked_at_and_operated_from_the_command_line() {
     assert!(table.starts_with("PARTITION") && table.contains("orders/3"), "{table}");
     let cluster = dev.json(&["cluster"]);
     assert_eq!(cluster["raft_leader"], 1);
+    let status = dev.json(&["cluster", "status"]);
+    assert_eq!((&status["nodes"][0]["lag"], &status["changing"]), (&0.into(), &false.into()));
+    // A repetition of what is so already is done; the only voter stays.
+    dev.json(&["cluster", "promote", "1", "--reason", "it votes already"]);
+    dev.json(&["cluster", "transfer", "--to", "1", "--reason", "it leads already"]);
+    dev.json(&["cluster", "remove", "2", "--reason", "it is not there"]);
+    let refused = dev.run(&["cluster", "remove", "1", "--reason", "all must go"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let complaint = String::from_utf8_lossy(&refused.stderr);
+    assert!(complaint.contains("INVALID_ARGUMENT: node 1 is the only voter"), "{complaint}");
 }
 
 #[test]

@@ -19,6 +19,8 @@ use tenure_proto::convert::{
 };
 use tenure_proto::v1;
 
+use crate::raft::NodeId;
+use crate::settings::is_address;
 use crate::soft::{Held, Phase};
 
 /// Reads a join; lengths that are 0 are the coordinator's.
@@ -275,6 +277,48 @@ pub fn operator(wire: Option<&v1::OperatorContext>) -> Result<(OperatorContext, 
         actor: text("context.actor", &wire.actor, NAME_BYTES_MAX)?,
     };
     Ok((operator, wire.dry_run))
+}
+
+/// Who changes the cluster, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterChange {
+    pub actor: String,
+    pub reason: String,
+}
+
+/// Reads who changes the cluster and why.
+pub fn cluster_change(wire: Option<&v1::ClusterChange>) -> Result<ClusterChange, Malformed> {
+    let wire = wire.ok_or_else(|| {
+        Malformed::new("change", "is missing: say who asks (actor) and why (reason)")
+    })?;
+    if wire.reason.trim().is_empty() {
+        let problem = format!("is empty: say why, in 1 to {REASON_BYTES_MAX} bytes");
+        return Err(Malformed::new("change.reason", problem));
+    }
+    if wire.actor.trim().is_empty() {
+        let problem = format!("is empty: say who asks, in 1 to {NAME_BYTES_MAX} bytes");
+        return Err(Malformed::new("change.actor", problem));
+    }
+    Ok(ClusterChange {
+        actor: text("change.actor", &wire.actor, NAME_BYTES_MAX)?,
+        reason: text("change.reason", &wire.reason, REASON_BYTES_MAX)?,
+    })
+}
+
+/// Reads the id of a node.
+pub fn node(field: &'static str, node: u64) -> Result<NodeId, Malformed> {
+    if node == 0 || node >> 63 != 0 {
+        return Err(Malformed::new(field, format!("is {node}: give 1 to 2^63 - 1")));
+    }
+    Ok(NodeId(node))
+}
+
+/// Reads an address as `host:port`.
+pub fn address(field: &'static str, address: &str) -> Result<String, Malformed> {
+    if !is_address(address) {
+        return Err(Malformed::new(field, format!("is {address:?}: write host:port")));
+    }
+    text(field, address, REASON_BYTES_MAX)
 }
 
 /// Checks the length of free text.

@@ -1,5 +1,6 @@
 //! The services that members, operators and observers call.
 
+mod cluster;
 mod coded;
 pub mod edge;
 mod leases;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use tenure_model::limits::{REQUEST_BYTES_MAX, WATCHES_MAX};
 use tenure_model::{Clock, Index};
+use tenure_proto::v1::cluster_server::ClusterServer;
 use tenure_proto::v1::leases_server::LeasesServer;
 use tenure_proto::v1::membership_server::MembershipServer;
 use tenure_proto::v1::offsets_server::OffsetsServer;
@@ -91,6 +93,7 @@ impl Services {
         health.set_serving::<OwnershipServer<Self>>().await;
         health.set_serving::<OperatorServer<Self>>().await;
         health.set_serving::<LeasesServer<Self>>().await;
+        health.set_serving::<ClusterServer<Self>>().await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tenure_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -101,14 +104,17 @@ impl Services {
         let ownership =
             OwnershipServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
         let leases = LeasesServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
-        let operator = OperatorServer::new(self).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let operator =
+            OperatorServer::new(self.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let cluster = ClusterServer::new(self).max_decoding_message_size(REQUEST_BYTES_MAX);
         Ok(Routes::new(health_service)
             .add_service(reflection)
             .add_service(Coded(membership))
             .add_service(Coded(offsets))
             .add_service(Coded(ownership))
             .add_service(Coded(leases))
-            .add_service(Coded(operator)))
+            .add_service(Coded(operator))
+            .add_service(Coded(cluster)))
     }
 
     /// Passes only at the raft leader; one that was just elected is waited for.

@@ -7,7 +7,7 @@ use tenure_proto::convert::Malformed;
 use tenure_proto::{status_of_error, v1};
 use tonic::Status;
 
-use crate::raft::{LinearizeError, ProposeError};
+use crate::raft::{ChangeError, LinearizeError, ProposeError, TransferError};
 
 /// Why a call, or one part of it, was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +124,44 @@ impl From<LinearizeError> for Refusal {
                 "no quorum confirmed the raft leader in time: try again shortly",
             ),
             LinearizeError::Stopped => Self::stopped(),
+        }
+    }
+}
+
+impl From<ChangeError> for Refusal {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::NotLeader { leader } => Self::not_leader(leader.as_deref()),
+            ChangeError::NoLeader => Self::not_leader(None),
+            ChangeError::UnknownNode { .. } | ChangeError::LastVoter { .. } => {
+                Self::new(ErrorCode::InvalidArgument, error.to_string())
+            }
+            ChangeError::AddressTaken { .. } => {
+                Self::new(ErrorCode::InvalidArgument, format!("raft_address: {error}"))
+            }
+            ChangeError::Busy | ChangeError::Behind { .. } | ChangeError::NoQuorumAfter { .. } => {
+                Self::new(ErrorCode::Overloaded, format!("{error}: try again after a pause"))
+            }
+            ChangeError::Unknown => Self::new(
+                ErrorCode::Unknown,
+                "the change was not confirmed in time: repeat it, or look at the cluster first",
+            ),
+            ChangeError::Stopped => Self::stopped(),
+        }
+    }
+}
+
+impl From<TransferError> for Refusal {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::NotLeader => Self::not_leader(None),
+            TransferError::NoTarget => {
+                Self::new(ErrorCode::InvalidArgument, format!("to: {error}"))
+            }
+            TransferError::TimedOut => {
+                Self::new(ErrorCode::Unknown, format!("{error}: look at the cluster"))
+            }
+            TransferError::Stopped => Self::stopped(),
         }
     }
 }

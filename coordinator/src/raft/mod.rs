@@ -16,6 +16,7 @@ mod founding;
 mod identity;
 mod log;
 mod machine;
+mod membership;
 mod network;
 mod open;
 mod service;
@@ -40,12 +41,13 @@ use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResponse;
 use openraft::{Instant as _, ReadPolicy};
 use tenure_model::{Index, Term};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub use founding::StartRefused;
 pub use identity::IdentityError;
 pub use machine::{Capture, EntryContext, Fatal, Machine};
+pub use membership::ChangeError;
 pub use open::OpenError;
 pub use settings::{RaftSettings, RaftSettingsError, RaftTuning, Start};
 pub use types::{NodeAddresses, NodeId};
@@ -54,6 +56,7 @@ use background::Background;
 use failure::Failure;
 use log::Wal;
 use machine::Replica;
+use network::Network;
 use open::Listening;
 use service::{Library, Service};
 use types::{CommittedLeader, Metrics, Payload, TypeConfig};
@@ -166,6 +169,8 @@ pub struct NodeStatus {
     pub is_voter: bool,
     /// Last entry that the raft leader knows it has; only on the leader.
     pub matched: Option<Index>,
+    /// How long ago it last answered; only on the leader, and not of itself.
+    pub acked_ago: Option<Duration>,
 }
 
 /// Numbers of this node.
@@ -191,6 +196,8 @@ pub struct RaftStatus {
     pub wal_bytes: u64,
     /// How long ago a quorum last answered; only on the leader.
     pub quorum_acked_ago: Option<Duration>,
+    /// Whether a change of voters is half way.
+    pub is_changing: bool,
     /// All nodes.
     pub nodes: Vec<NodeStatus>,
 }
@@ -209,9 +216,12 @@ struct Inner<M: Machine> {
     library: Library<M>,
     replica: Replica<M>,
     wal: Wal,
+    network: Network,
     failure: Failure,
     service: Service<M>,
     proposals: Semaphore,
+    /// One change of the membership at a time.
+    changing: Mutex<()>,
     leadership: watch::Receiver<Leadership>,
     stopped: Arc<watch::Sender<Option<StopReason>>>,
     background: Background,
@@ -371,7 +381,9 @@ impl<M: Machine> RaftNode<M> {
     #[must_use]
     pub fn status(&self) -> RaftStatus {
         let metrics: Metrics = self.0.library.metrics().borrow_watched().clone();
+        let is_changing = membership::is_joint(&metrics);
         let matched = metrics.replication.unwrap_or_default();
+        let acked = metrics.heartbeat.unwrap_or_default();
         let membership = metrics.membership_config.membership();
         let voters: std::collections::BTreeSet<NodeId> = membership.voter_ids().collect();
         let nodes = membership.nodes().map(|(node, addresses)| NodeStatus {
@@ -379,6 +391,12 @@ impl<M: Machine> RaftNode<M> {
             addresses: addresses.clone(),
             is_voter: voters.contains(node),
             matched: matched.get(node).copied().flatten().map(|id| Index(id.index)),
+            acked_ago: acked
+                .get(node)
+                .copied()
+                .flatten()
+                .filter(|_| *node != metrics.id)
+                .map(|at| at.elapsed()),
         });
         RaftStatus {
             node: metrics.id,
@@ -391,6 +409,7 @@ impl<M: Machine> RaftNode<M> {
             purged: metrics.purged.map(|id| Index(id.index)),
             wal_bytes: self.0.wal.size_bytes().unwrap_or(0),
             quorum_acked_ago: metrics.last_quorum_acked.map(|at| at.elapsed()),
+            is_changing,
             nodes: nodes.collect(),
         }
     }
@@ -403,7 +422,7 @@ impl<M: Machine> RaftNode<M> {
         drop(self.0.library.trigger().snapshot().await);
     }
 
-    /// Hands leadership to another voter, to the most advanced one if none is named.
+    /// Hands leadership to another voter, to the most advanced one if none is named. Gives who leads then.
     ///
     /// # Errors
     ///
@@ -417,6 +436,9 @@ impl<M: Machine> RaftNode<M> {
         let me = status.node;
         if status.leader != Some(me) {
             return Err(TransferError::NotLeader);
+        }
+        if to == Some(me) {
+            return Ok(me);
         }
         let voters = status.nodes.into_iter().filter(|other| other.is_voter && other.node != me);
         let candidates = voters.filter(|other| to.is_none_or(|to| to == other.node));

@@ -60,11 +60,24 @@ pub(crate) struct Network {
     tuning: RaftTuning,
     /// One connection for each address and lane; as many as the cluster ever had addresses.
     channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
+    /// Where each node is found now. The raft library keeps its clients when only an address changes.
+    addresses: Arc<Mutex<BTreeMap<NodeId, String>>>,
 }
 
 impl Network {
     pub(crate) fn new(wire: Wire, tuning: RaftTuning) -> Self {
-        Self { wire, tuning, channels: Arc::default() }
+        Self { wire, tuning, channels: Arc::default(), addresses: Arc::default() }
+    }
+
+    /// All calls to `node` go to `address` from now on.
+    pub(crate) fn found_at(&self, node: NodeId, address: &str) {
+        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.insert(node, address.to_owned());
+    }
+
+    fn address_of(&self, node: NodeId) -> String {
+        let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.get(&node).cloned().unwrap_or_default()
     }
 
     /// Asks a node who it is.
@@ -82,13 +95,8 @@ impl Network {
     }
 
     fn peer(&self, target: NodeId, node: &NodeAddresses, lane: Lane) -> Peer {
-        Peer {
-            network: self.clone(),
-            target,
-            address: node.raft_address.clone(),
-            lane,
-            refused: false,
-        }
+        self.found_at(target, &node.raft_address);
+        Peer { network: self.clone(), target, lane, refused: false }
     }
 
     fn client(&self, address: &str, lane: Lane) -> Result<RaftClient<Channel>, Status> {
@@ -170,7 +178,6 @@ impl RaftNetworkFactory<TypeConfig> for Network {
 pub(crate) struct Peer {
     network: Network,
     target: NodeId,
-    address: String,
     lane: Lane,
     /// Whether the peer's refusal was logged; it would repeat with every heartbeat.
     refused: bool,
@@ -186,7 +193,8 @@ impl Peer {
     ) -> Result<A, RPCError<TypeConfig>> {
         let called = async {
             let packet = self.network.wire.pack(self.target, request)?;
-            let answer = self.network.send(method, lane, &self.address, packet).await?;
+            let address = self.network.address_of(self.target);
+            let answer = self.network.send(method, lane, &address, packet).await?;
             self.network.unpack(self.target, &answer)
         };
         match tokio::time::timeout(limit, called).await {
@@ -206,7 +214,8 @@ impl Peer {
     fn failed(&mut self, status: &Status) -> RPCError<TypeConfig> {
         if status.code() == Code::FailedPrecondition && !self.refused {
             self.refused = true;
-            tracing::warn!(peer = %self.target, address = self.address, reason = status.message(), "peer refuses this node");
+            let address = self.network.address_of(self.target);
+            tracing::warn!(peer = %self.target, address, reason = status.message(), "peer refuses this node");
         }
         if matches!(status.code(), Code::Unavailable | Code::FailedPrecondition) {
             RPCError::Unreachable(Unreachable::new(status))
@@ -223,7 +232,8 @@ impl Peer {
         let chunks = std::iter::successors(split(body), |(_, rest)| split(rest.clone()))
             .map(move |(chunk, _)| wire.packet(target, chunk));
         let packets = tokio_stream::iter(std::iter::once(first).chain(chunks));
-        let mut client = self.network.client(&self.address, Lane::Snapshot)?;
+        let mut client =
+            self.network.client(&self.network.address_of(self.target), Lane::Snapshot)?;
         client.install_snapshot(packets).await.map(Response::into_inner)
     }
 }

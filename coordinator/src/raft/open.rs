@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Server;
@@ -19,6 +19,7 @@ use super::founding::{self, StartRefused};
 use super::identity::{Identity, IdentityError, IdentityFile, Stage};
 use super::log::Wal;
 use super::machine::{Machine, Replica};
+use super::membership::finish;
 use super::network::{Network, WINDOW_BYTES};
 use super::service::{Library, Service};
 use super::settings::{RaftSettings, RaftSettingsError, RaftTuning, Start};
@@ -127,10 +128,12 @@ impl<M: Machine> RaftNode<M> {
         background.spawn(snapshot_by_size(library.clone(), wal.clone(), threshold_bytes));
         let node = Self(Arc::new(Inner {
             proposals: Semaphore::new(settings.tuning.proposals_max),
+            changing: AsyncMutex::new(()),
             settings,
             library,
             replica,
             wal,
+            network,
             failure,
             service,
             leadership,
@@ -138,6 +141,8 @@ impl<M: Machine> RaftNode<M> {
             background,
             listening,
         }));
+        let finishing = finish(node.0.library.clone(), Arc::downgrade(&node.0));
+        node.0.background.spawn(finishing);
         if let Err(error) = node.take_part(identity, file).await {
             node.shutdown().await;
             return Err(error);

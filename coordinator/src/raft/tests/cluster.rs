@@ -256,3 +256,45 @@ async fn the_status_names_all_nodes_and_how_far_they_are() {
     assert_eq!(status.leader, Some(status.node));
     assert!(status.wal_bytes > 0 && status.quorum_acked_ago.is_some());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_voters_that_was_cut_off_half_way_is_completed() {
+    let mut cluster = Cluster::of(3).await;
+    cluster.write("before").await;
+    let leader = cluster.leader().await;
+    let gone = NodeId(((leader + 1) % 3) as u64 + 1);
+    // As a raft leader does that dies between the two entries.
+    let joint = openraft::Membership::new(
+        vec![
+            [1, 2, 3].into_iter().map(NodeId).collect(),
+            [1, 2, 3].into_iter().map(NodeId).filter(|id| *id != gone).collect(),
+        ],
+        cluster
+            .plan
+            .settings
+            .iter()
+            .map(|settings| (settings.node, settings.addresses.clone()))
+            .collect::<BTreeMap<_, _>>(),
+    )
+    .unwrap();
+    let payload = openraft::EntryPayload::Membership(joint.clone());
+    let appended = cluster.node(leader).0.library.append_membership(joint, payload, []).await;
+    appended.unwrap();
+    let voters = |node: &RaftNode<Toy>| {
+        let status = node.status();
+        let voters = status.nodes.iter().filter(|node| node.is_voter);
+        (status.is_changing, voters.map(|node| node.node).collect::<Vec<_>>())
+    };
+    let wanted: Vec<NodeId> = [1, 2, 3].into_iter().map(NodeId).filter(|id| *id != gone).collect();
+    let done = || {
+        let level = |node: &RaftNode<Toy>| voters(node) == (false, wanted.clone());
+        cluster.running().all(level).then_some(())
+    };
+    wait("the change to be completed", done).await;
+    // What is left of the removal is done by a repetition.
+    cluster.node(leader).remove(gone, PATIENCE).await.unwrap();
+    assert_eq!(cluster.node(leader).status().nodes.len(), 2);
+    cluster.kill(gone.0 as usize - 1).await;
+    cluster.write("after").await;
+    cluster.agree_on(2).await;
+}

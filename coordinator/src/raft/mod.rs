@@ -194,7 +194,7 @@ pub struct RaftStatus {
     pub purged: Option<Index>,
     /// Size of the log on disk, in bytes.
     pub wal_bytes: u64,
-    /// How long ago a quorum last answered; only on the leader.
+    /// How long ago a quorum last answered; only on the leader, and zero when it is the only voter.
     pub quorum_acked_ago: Option<Duration>,
     /// Whether a change of voters is half way.
     pub is_changing: bool,
@@ -386,6 +386,7 @@ impl<M: Machine> RaftNode<M> {
         let acked = metrics.heartbeat.unwrap_or_default();
         let membership = metrics.membership_config.membership();
         let voters: std::collections::BTreeSet<NodeId> = membership.voter_ids().collect();
+        let is_alone = voters.iter().eq([&metrics.id]);
         let nodes = membership.nodes().map(|(node, addresses)| NodeStatus {
             node: *node,
             addresses: addresses.clone(),
@@ -408,7 +409,9 @@ impl<M: Machine> RaftNode<M> {
             snapshot: metrics.snapshot.map(|id| Index(id.index)),
             purged: metrics.purged.map(|id| Index(id.index)),
             wal_bytes: self.0.wal.size_bytes().unwrap_or(0),
-            quorum_acked_ago: metrics.last_quorum_acked.map(|at| at.elapsed()),
+            quorum_acked_ago: metrics
+                .last_quorum_acked
+                .map(|at| if is_alone { Duration::ZERO } else { at.elapsed() }),
             is_changing,
             nodes: nodes.collect(),
         }

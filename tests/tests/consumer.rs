@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure_coordinator::{Node, NodeSettings};
 use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, TopicName};
-use tenure_sdk::consumer::{ConsumerError, Counters, Stopped};
+use tenure_sdk::consumer::{Backoff, ConsumerError, Counters, ErrorPolicy, Stopped, Then};
 use tenure_sdk::grant::Resource;
 use tenure_sdk::offsets::CoordinatorOffsets;
 use tenure_sdk::sink::BoxError;
@@ -196,6 +197,53 @@ async fn partition_that_appears_later_starts_at_its_earliest_record_whatever_the
     }
     let resource = Resource::of_partition(&rig.group, grown);
     until("rows of the new partition", || sink.rows(&resource).len() == 10).await;
+    assert!(ann.stop().await.clean);
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_handlers_go_on_under_the_same_grant_and_their_commits_are_taken() {
+    let rig = Rig::new().await;
+    rig.append(400);
+    let backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(20) };
+    let letters = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&letters);
+    let policy = ErrorPolicy::retry(2, backoff).then(Then::dead_letter(move |letter| {
+        kept.lock().unwrap().push(letter.record.offset.get());
+        std::future::ready(Ok(()))
+    }));
+    let consumer = rig.builder("ann").on_error(policy).build().unwrap();
+    let (stopper, counters) = (consumer.stopper(), consumer.counters());
+    let failed_once = Arc::new(Mutex::new(BTreeSet::new()));
+    let handler = move |owned: Owned<CoordinatorOffsets>| {
+        let failed_once = Arc::clone(&failed_once);
+        async move {
+            let (mut input, mut offsets) = owned.split();
+            while let Some(batch) = input.next_batch(&Limits::DEFAULT).await {
+                for record in &batch {
+                    let offset = record.offset.get();
+                    let is_new = || failed_once.lock().unwrap().insert(record.idempotency_key());
+                    if offset == 50 || (offset % 20 == 7 && is_new()) {
+                        return Err("no connection".into());
+                    }
+                    offsets.done(record);
+                }
+            }
+            Ok::<(), BoxError>(())
+        }
+    };
+    let ann = Running { run: tokio::spawn(consumer.run(handler)), stopper, counters };
+    let committed = |partition: &Partition| {
+        let state = rig.node.raft().with_machine(|machine| machine.state().clone());
+        state.committed(&rig.group, *partition).ok().flatten().map(|c| c.next_offset.get())
+    };
+    until("all offsets committed", || rig.partitions.iter().all(|p| committed(p) == Some(100)))
+        .await;
+    assert_eq!(*letters.lock().unwrap(), [50; PARTITIONS as usize]);
+    assert_eq!(ann.counters.acquired(), u64::from(PARTITIONS), "no partition was given back");
+    assert_eq!(ann.counters.refused_by_coordinator(), 0);
+    // Five records of each partition fail once, and one always: it is tried three times.
+    assert_eq!(ann.counters.handler_failures(), u64::from(PARTITIONS) * (5 + 3));
     assert!(ann.stop().await.clean);
     rig.node.shutdown().await;
 }

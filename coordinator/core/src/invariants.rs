@@ -97,7 +97,8 @@ fn check_partition(
     ensure(drawn <= epoch_counter, || format!("epoch {drawn} was never drawn"))?;
     if let Some(owner) = state.ownership.owner() {
         ensure(state.epoch.is_some(), || "it is owned without an epoch".to_owned())?;
-        ensure(!state.is_held_back(), || "it is owned and held back".to_owned())?;
+        let held_back = state.is_held_back() && !state.ownership.is_revoking();
+        ensure(!held_back, || "it is owned, not revoking, and held back".to_owned())?;
         let counts =
             group.members.get(owner).is_some_and(|member| member.owned.contains(&partition));
         ensure(counts, || format!("its owner {owner} does not count it as its own"))?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tenure_model::limits::{ERROR_TEXT_BYTES_MAX, REQUEST_PARTITIONS_MAX};
-use tenure_model::{Epoch, GroupId, Home, MemberId, Partition};
+use tenure_model::{Epoch, GroupId, Home, MemberId, Partition, Takeover};
 
 use super::{Decided, Draft, Verdict, check_limit};
 use crate::command::{
@@ -154,7 +154,14 @@ impl State {
                 if !taken.insert(grant) {
                     return Err(nothing());
                 }
-                free(grant, &member, cause, error, &mut draft);
+                let takeover = self.group(&grant.group)?.settings.takeover;
+                match error {
+                    // Its lease may well be live: it is asked to stop, and the drain outlasts the lease.
+                    Some(error) if takeover == Takeover::Lease => {
+                        ask_back(grant, member, error, &mut draft);
+                    }
+                    error => free(grant, &member, cause, error, &mut draft),
+                }
                 Ok(())
             })
             .collect();
@@ -279,6 +286,19 @@ const fn is_trouble(reason: ReleaseReason, ownership: &Ownership) -> bool {
 }
 
 /// Frees one grant; with an error it is also held back, and planning avoids the member.
+/// The owner is asked to stop, and once it is free nobody gets it before the hold is lifted.
+fn ask_back(grant: &GrantRef, member: MemberId, error: String, draft: &mut Draft) {
+    let GrantRef { group, partition, epoch } = grant.clone();
+    draft.replan(&group);
+    draft.push(Event::PartitionRevoked {
+        group: group.clone(),
+        partition,
+        member: member.clone(),
+        epoch,
+    });
+    draft.push(Event::PartitionHeldBack { group, partition, member, error });
+}
+
 fn free(
     grant: &GrantRef,
     member: &MemberId,

@@ -136,15 +136,16 @@ fn drain_deadline_takes_a_revoking_partition_back() {
 }
 
 #[test]
-fn acquire_deadline_takes_a_held_partition_back_and_avoids_the_member() {
+fn acquire_deadline_asks_for_a_held_partition_and_avoids_the_member() {
     check(
         "
         join ann sees t=2 -> group g created; ann joined; t has 2; group epoch 1; member epoch 1, ttl 10000
         target 0=ann 1=ann -> target for 1; 0 to ann at e1; 1 to ann at e2
         acquired ann 1 e2 -> 1 runs at ann
-        unacquired 0@e1 1@e2 -> 0 e1 of ann free: acquire deadline; 0 held back: not acquired before the deadline; group epoch 2; no: nothing to do: partition 1 at e2 does not wait for this deadline
-        due -> plan for 2; hold 0 after 1 since 4
+        unacquired 0@e1 1@e2 -> 0 asked back from ann; 0 held back: not acquired before the deadline; group epoch 2; no: nothing to do: partition 1 at e2 does not wait for this deadline
+        due -> plan for 2; ann releases 0 e1 since 4; hold 0 after 1 since 4
         unacquired 0@e1 -> no: nothing to do: partition 0 at e1 does not wait for this deadline
+        drained 0@e1 -> 0 e1 of ann free: drain deadline
         ",
     );
 }
@@ -163,7 +164,7 @@ fn deadlines_of_an_earlier_term_are_ignored() {
         silent ann 1 -> no: command of term 4 in an entry of term 5
         heard ann -> no: command of term 4 in an entry of term 5
         in 5 -> so be it
-        unacquired 0@e1 -> 0 e1 of ann free: acquire deadline; 0 held back: not acquired before the deadline; group epoch 2
+        unacquired 0@e1 -> 0 asked back from ann; 0 held back: not acquired before the deadline; group epoch 2
         ",
     );
 }

@@ -72,7 +72,7 @@ pub fn all() -> Vec<Box<dyn Property>> {
         Box::new(one_owner::OneOwner::default()),
         Box::new(epochs_rise::EpochsRise::default()),
         Box::new(no_early_end::NoEarlyEnd),
-        Box::new(member_stops_first::MemberStopsFirst::default()),
+        Box::new(member_stops_first::MemberStopsFirst),
         Box::new(heartbeat_of_the_living::HeartbeatOfTheLiving::default()),
         Box::new(sink_fenced::SinkFenced::default()),
         Box::new(offset_fenced::OffsetFenced::default()),

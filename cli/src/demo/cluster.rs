@@ -157,13 +157,18 @@ impl Cluster {
     }
 }
 
-/// Ports that are free now. They are given back before the nodes take them: another process may be quicker, and the
-/// node then says so.
+/// How often a port is tried before giving up.
+const PORT_TRIES: usize = 1_000;
+
+/// Ports that are free now, below those that outgoing connections take meanwhile. They are given back before the nodes
+/// take them: another process may be quicker, and the node then says so.
 fn free_ports(count: usize) -> Result<Vec<u16>, String> {
-    let listeners: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-        .collect::<Result<_, _>>()
-        .map_err(|error| format!("no free port on 127.0.0.1: {error}"))?;
+    let tries = (0..PORT_TRIES).map(|_| 10_000 + rand::random::<u16>() % 20_000);
+    let listeners: Vec<TcpListener> =
+        tries.filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).take(count).collect();
+    if listeners.len() < count {
+        return Err("no free port on 127.0.0.1".to_owned());
+    }
     listeners
         .iter()
         .map(|listener| listener.local_addr().map(|address| address.port()))

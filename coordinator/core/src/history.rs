@@ -43,7 +43,7 @@ pub struct PastGrant {
 /// The grants of one partition that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PastGrants {
-    /// Newest at the back; at most `GRANT_HISTORY_MAX`, see [`State::past_grants_max`].
+    /// Newest at the back; at most `GRANT_HISTORY_MAX`, fewer in large groups.
     pub grants: VecDeque<PastGrant>,
     /// End of the newest grant that is forgotten. What was before is not known.
     pub forgotten: Moment,

@@ -174,9 +174,10 @@ fn releases(field: &'static str, wire: &[v1::Released]) -> Result<Vec<Release>, 
     wire.iter()
         .map(|released| {
             let offset = released.next_offset.map(|offset| next_offset(field, offset));
+            let epoch = epoch(field, released.epoch)?;
             Ok(Release {
-                partition: seen.once(partition(field, released.partition.as_ref())?)?,
-                epoch: epoch(field, released.epoch)?,
+                partition: seen.once_at(partition(field, released.partition.as_ref())?, epoch)?,
+                epoch,
                 next_offset: offset.transpose()?,
                 reason: release_reason(field, released.reason)?,
                 error: text(field, &released.error, ERROR_TEXT_BYTES_MAX)?,
@@ -330,10 +331,10 @@ fn text(field: &'static str, text: &str, max: usize) -> Result<String, Malformed
     Ok(text.to_owned())
 }
 
-/// Refuses a partition that one request names twice.
+/// Refuses a partition, or one grant of it, that one request names twice.
 struct Seen {
     field: &'static str,
-    partitions: BTreeSet<Partition>,
+    partitions: BTreeSet<(Partition, Option<Epoch>)>,
 }
 
 impl Seen {
@@ -342,10 +343,45 @@ impl Seen {
     }
 
     fn once(&mut self, partition: Partition) -> Result<Partition, Malformed> {
-        if self.partitions.insert(partition) {
+        self.insert(partition, None)
+    }
+
+    /// Two grants of one partition may stand in one request: a release of the earlier one can still be unanswered.
+    fn once_at(&mut self, partition: Partition, epoch: Epoch) -> Result<Partition, Malformed> {
+        self.insert(partition, Some(epoch))
+    }
+
+    fn insert(
+        &mut self,
+        partition: Partition,
+        epoch: Option<Epoch>,
+    ) -> Result<Partition, Malformed> {
+        if self.partitions.insert((partition, epoch)) {
             Ok(partition)
         } else {
             Err(Malformed::new(self.field, format!("names partition {partition} twice")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leave_may_name_two_grants_of_one_partition_and_neither_twice() {
+        let released = |epoch| v1::Released {
+            partition: Some(v1::Partition {
+                topic_id: TopicId::from_bits(7).to_string(),
+                index: 2,
+            }),
+            epoch,
+            next_offset: None,
+            reason: v1::ReleaseReason::Shutdown.into(),
+            error: String::new(),
+        };
+        assert!(releases("leave.partitions", &[released(1), released(2)]).is_ok());
+        let twice = releases("leave.partitions", &[released(1), released(1)]).unwrap_err();
+        assert!(twice.to_string().contains("twice"), "{twice}");
     }
 }

@@ -59,10 +59,14 @@ fn hasten(settings: &mut NodeSettings) {
     settings.deadlines.drain_deadline_ms = 5_000;
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, below those that outgoing connections take meanwhile.
 fn free_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    loop {
+        let port = 10_000 + rand::random::<u16>() % 20_000;
+        if let Ok(listener) = std::net::TcpListener::bind(("127.0.0.1", port)) {
+            return listener.local_addr().unwrap();
+        }
+    }
 }
 
 /// Settings of `count` nodes of one cluster, each with a folder of its own below `folder`.

@@ -87,12 +87,21 @@ pub(super) fn rows(partition: u32, value: u64, first: NextOffset, count: u64) ->
     Rows { partition, epoch: epoch(value), first, next }
 }
 
+/// Writes; repeats what certainly did not happen, for up to 10 s.
 async fn write<S: Subject>(
     subject: &S,
     writer: &mut Writer<S>,
     rows: Rows,
 ) -> Result<(), SinkError> {
-    subject.write(writer, rows, &Pauses::none()).await
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match subject.write(writer, rows, &Pauses::none()).await {
+            Err(SinkError::Transient { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 fn is_fenced<T>(result: &Result<T, SinkError>) -> bool {

@@ -20,8 +20,6 @@ enum Pattern {
     CheckBeforeWrite,
     /// A lock that a registration does not conflict with.
     ForKeyShare,
-    /// A lock that writers share and a registration waits for.
-    ForShare,
     /// The lock is right; the resume point is read by the registering statement.
     RegisterAndReadInOne,
 }
@@ -31,7 +29,6 @@ impl Pattern {
         match self {
             Self::CheckBeforeWrite => "",
             Self::ForKeyShare => " FOR KEY SHARE",
-            Self::ForShare => " FOR SHARE",
             Self::RegisterAndReadInOne => " FOR NO KEY UPDATE",
         }
     }
@@ -190,20 +187,12 @@ impl Subject for BadSubject {
     }
 }
 
-/// How often a check that hangs on the order of things may be played until it catches the pattern.
-const ATTEMPTS: usize = 6;
-
 async fn assert_caught(pattern: Pattern, check: Check) {
-    for attempt in 1..=ATTEMPTS {
-        let Some(database) = Database::new() else { return };
-        let subject = Arc::new(BadSubject { database, pattern });
-        let outcome = conformance::run_one(&subject, options(), check).await;
-        println!("{pattern:?}, attempt {attempt}: {outcome}");
-        if matches!(outcome.verdict, Verdict::Failed(_)) {
-            return;
-        }
-    }
-    panic!("{pattern:?} passed {ATTEMPTS} times");
+    let Some(database) = Database::new() else { return };
+    let subject = Arc::new(BadSubject { database, pattern });
+    let outcome = conformance::run_one(&subject, options(), check).await;
+    println!("{pattern:?}: {outcome}");
+    assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,11 +208,6 @@ async fn check_before_write_does_damage_under_the_hammer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn for_key_share_is_caught() {
     assert_caught(Pattern::ForKeyShare, Check::StaleWrite).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn for_share_starves_a_registration_and_is_caught() {
-    assert_caught(Pattern::ForShare, Check::Starvation).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,8 @@ use std::env;
 /// How much of the repetitions to run. Set by `tests/run` in `TENURE_TEST_TIER`; default `Ci`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// `fast`: nothing that the build does not need itself, so real parts are left out.
+    /// `fast`: nothing that the build does not need itself, so real parts are left out; about a fiftieth of the
+    /// repetitions.
     Fast,
     /// `ci`: about a tenth of the repetitions.
     Ci,
@@ -25,11 +26,12 @@ impl Tier {
         }
     }
 
-    /// Repetitions out of `full`: all, or a tenth rounded up.
+    /// Repetitions out of `full`: all, a tenth, or a fiftieth; rounded up.
     #[must_use]
     pub fn repetitions(self, full: usize) -> usize {
         match self {
-            Self::Fast | Self::Ci => full.div_ceil(10),
+            Self::Fast => full.div_ceil(50),
+            Self::Ci => full.div_ceil(10),
             Self::Full => full,
         }
     }
@@ -66,5 +68,6 @@ mod tests {
         assert_eq!(Tier::Ci.repetitions(20), 2);
         assert_eq!(Tier::Ci.repetitions(21), 3);
         assert_eq!(Tier::Ci.repetitions(1), 1);
+        assert_eq!(Tier::Fast.repetitions(101), 3);
     }
 }

@@ -285,7 +285,6 @@ const fn is_trouble(reason: ReleaseReason, ownership: &Ownership) -> bool {
     }
 }
 
-/// Frees one grant; with an error it is also held back, and planning avoids the member.
 /// The owner is asked to stop, and once it is free nobody gets it before the hold is lifted.
 fn ask_back(grant: &GrantRef, member: MemberId, error: String, draft: &mut Draft) {
     let GrantRef { group, partition, epoch } = grant.clone();
@@ -299,6 +298,7 @@ fn ask_back(grant: &GrantRef, member: MemberId, error: String, draft: &mut Draft
     draft.push(Event::PartitionHeldBack { group, partition, member, error });
 }
 
+/// Frees one grant; with an error it is also held back, and planning avoids the member.
 fn free(
     grant: &GrantRef,
     member: &MemberId,

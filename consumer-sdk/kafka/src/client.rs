@@ -9,14 +9,16 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Message as _, Offset, TopicPartitionList};
-use tenure_model::Partition;
+use tenure_model::{Partition, TopicName};
 
-use crate::ffi::{FanIn, Message, PartitionQueue, Waker, cached_high};
+use crate::ffi::{FanIn, Message, PartitionQueue, TopicHandle, Waker, cached_high};
 use crate::part::Part;
 use crate::settings::KafkaSettings;
 
 /// Messages taken at once.
 const BATCH_MAX: usize = 512;
+/// Topics that a client gets to know before anything of them is assigned.
+const KNOWN_MAX: usize = 1000;
 /// Events served at once, so that a storm of them leaves time for records.
 const EVENTS_MAX: usize = 1000;
 
@@ -49,6 +51,7 @@ pub(crate) struct Events {
 /// A consumer that reads assigned partitions through one queue. Fields drop in this order: queues before the consumer.
 pub(crate) struct Client {
     assigned: BTreeMap<Partition, PartitionQueue>,
+    known: BTreeMap<TopicName, TopicHandle>,
     fan_in: FanIn,
     consumer: BaseConsumer<Context>,
 }
@@ -57,7 +60,17 @@ impl Client {
     pub(crate) fn new(settings: &KafkaSettings, waker: &Arc<Waker>) -> KafkaResult<Self> {
         let consumer: BaseConsumer<Context> = settings.reader().create_with_context(Context)?;
         let fan_in = FanIn::new(consumer.client(), waker);
-        Ok(Self { assigned: BTreeMap::new(), fan_in, consumer })
+        Ok(Self { assigned: BTreeMap::new(), known: BTreeMap::new(), fan_in, consumer })
+    }
+
+    /// Makes the client look for the topic's leaders in the background, so that an assignment finds them.
+    pub(crate) fn get_to_know(&mut self, topic: &TopicName) {
+        if self.known.len() < KNOWN_MAX
+            && !self.known.contains_key(topic)
+            && let Some(handle) = TopicHandle::new(self.consumer.client(), topic.as_str())
+        {
+            self.known.insert(topic.clone(), handle);
+        }
     }
 
     /// Starts to fetch a partition at its position, by an explicit offset.
@@ -75,12 +88,6 @@ impl Client {
         Ok(())
     }
 
-    /// Leads every assigned partition into the fan-in once more, should the end of an earlier assignment have come
-    /// even later.
-    pub(crate) fn lead_all(&self) {
-        self.assigned.values().for_each(|queue| queue.lead(&self.fan_in));
-    }
-
     /// Stops to fetch a partition. Messages of it that were fetched before are never taken after this returned.
     pub(crate) fn unassign(&mut self, part: &Part) {
         let Some(queue) = self.assigned.remove(&part.partition) else { return };
@@ -92,8 +99,23 @@ impl Client {
         drop(queue);
     }
 
-    pub(crate) fn take(&self, wait: Duration) -> Vec<Message> {
-        self.fan_in.take(wait, BATCH_MAX)
+    /// Takes what was fetched into `taken`, in place of what was there.
+    pub(crate) fn take(&self, wait: Duration, taken: &mut Vec<Message>) {
+        self.fan_in.take(wait, BATCH_MAX, taken);
+    }
+
+    /// Takes nothing more of a partition; what is fetched for it waits in its own queue, within the client's limits.
+    pub(crate) fn keep(&self, partition: Partition) {
+        if let Some(queue) = self.assigned.get(&partition) {
+            queue.keep();
+        }
+    }
+
+    /// Takes records of a kept partition again, first what waits in its queue.
+    pub(crate) fn lead(&self, partition: Partition) {
+        if let Some(queue) = self.assigned.get(&partition) {
+            queue.lead(&self.fan_in);
+        }
     }
 
     /// Last known high watermark of a partition.

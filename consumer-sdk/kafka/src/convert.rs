@@ -1,32 +1,94 @@
 //! From librdkafka's messages and errors to those of the source.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rdkafka::types::RDKafkaErrorCode;
 use tenure_model::{NextOffset, Partition, TopicName};
 use tenure_sdk::source::{Record, SourceError};
 
 use crate::ffi::Message;
+use crate::outlet::Load;
 
-/// Copies a message once. Nothing for a message without a valid offset.
-pub(crate) fn record(topic: &TopicName, partition: Partition, message: &Message) -> Option<Record> {
-    let mut headers = Vec::new();
-    message.headers(|name, value| {
-        headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
-    });
-    Some(Record {
-        partition,
-        topic: topic.clone(),
-        offset: NextOffset::from_signed(message.offset()).ok()?,
-        timestamp_ms: message.timestamp_ms(),
-        key: message.key().map(Bytes::copy_from_slice),
-        value: message.value().map(Bytes::copy_from_slice),
-        headers,
-    })
+/// Keys and values of neighbours share blocks of this size, in bytes: one that is kept keeps its block.
+const BLOCK_BYTES: usize = 64 * 1024;
+
+/// Records of one partition that go to its reader together.
+#[derive(Debug, Default)]
+pub(crate) struct Chunk {
+    pub(crate) records: Vec<Record>,
+    pub(crate) load: Load,
 }
 
-/// Bytes of key and value.
-pub(crate) fn size_bytes(record: &Record) -> usize {
-    record.key.as_ref().map_or(0, Bytes::len) + record.value.as_ref().map_or(0, Bytes::len)
+/// How large a chunk may be; a single larger record is one of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkLimit {
+    pub(crate) records: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Copies what one chunk takes of `messages`, those from offset `next` on; answers it and how many messages went.
+///
+/// A name and blocks of its own: the reader's thread lets go of them one by one, and must not share the counts with
+/// the thread that fills the next chunk.
+pub(crate) fn chunk(
+    topic: &TopicName,
+    partition: Partition,
+    mut next: NextOffset,
+    messages: &[Message],
+    limit: ChunkLimit,
+) -> (Chunk, usize) {
+    let (mut load, mut used) = (Load::default(), 0);
+    for message in messages {
+        let size = Load { records: 1, bytes: message.size_bytes() };
+        let is_full = load.records == limit.records || load.bytes + size.bytes > limit.bytes;
+        if is_full && load.records > 0 {
+            break;
+        }
+        used += 1;
+        load.add(size);
+    }
+    let topic = TopicName::new(topic.as_str()).unwrap_or_else(|_| topic.clone());
+    let mut blocks = Blocks { left_bytes: load.bytes, block: BytesMut::new() };
+    let mut chunk = Chunk { records: Vec::with_capacity(load.records), load: Load::default() };
+    for message in &messages[..used] {
+        let Ok(offset) = NextOffset::from_signed(message.offset()) else { continue };
+        if offset < next {
+            continue;
+        }
+        let mut headers = Vec::new();
+        message.headers(|name, value| {
+            headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
+        });
+        let record = Record {
+            partition,
+            topic: topic.clone(),
+            offset,
+            timestamp_ms: message.timestamp_ms(),
+            key: message.key().map(|key| blocks.copy(key)),
+            value: message.value().map(|value| blocks.copy(value)),
+            headers,
+        };
+        next = record.next();
+        chunk.load.add(Load { records: 1, bytes: message.size_bytes() });
+        chunk.records.push(record);
+    }
+    (chunk, used)
+}
+
+/// Memory for the keys and values of one chunk.
+struct Blocks {
+    left_bytes: usize,
+    block: BytesMut,
+}
+
+impl Blocks {
+    fn copy(&mut self, bytes: &[u8]) -> Bytes {
+        if self.block.capacity() < bytes.len() {
+            self.block = BytesMut::with_capacity(self.left_bytes.min(BLOCK_BYTES).max(bytes.len()));
+        }
+        self.left_bytes = self.left_bytes.saturating_sub(bytes.len());
+        self.block.extend_from_slice(bytes);
+        self.block.split().freeze()
+    }
 }
 
 /// Sorts an error of a request by whether it may pass.

@@ -48,22 +48,27 @@ impl FanIn {
         Self { queue, waker: Arc::clone(waker) }
     }
 
-    /// Takes up to `limit` messages: waits up to `wait` for the first one and not at all for the others, because the
-    /// batch call alone waits until the batch is full.
-    pub(crate) fn take(&self, wait: Duration, limit: usize) -> Vec<Message> {
+    /// Takes up to `limit` messages into `taken`, which it clears: waits up to `wait` for the first one and not at all
+    /// for the others, because the batch call alone waits until the batch is full.
+    pub(crate) fn take(&self, wait: Duration, limit: usize, taken: &mut Vec<Message>) {
         let QueuePointer(queue) = self.queue;
         let wait_ms = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
+        taken.clear();
         // SAFETY: the queue lives as long as self; a message that is not null is ours to destroy.
         let first = unsafe { rd::rd_kafka_consume_queue(queue, wait_ms) };
         if first.is_null() {
-            return Vec::new();
+            return;
         }
-        let mut more = vec![ptr::null_mut(); limit.saturating_sub(1)];
-        // SAFETY: the array has as many slots as are named; the call fills the first `count` and nothing else.
-        let count =
-            unsafe { rd::rd_kafka_consume_batch_queue(queue, 0, more.as_mut_ptr(), more.len()) };
-        more.truncate(usize::try_from(count).unwrap_or(0));
-        std::iter::once(first).chain(more).map(Message).collect()
+        taken.push(Message(first));
+        let room = limit.saturating_sub(1);
+        taken.reserve(room);
+        // SAFETY: a `Message` is one pointer, and there is room for as many as are named; the call fills the first
+        // `count` with messages that are ours to destroy, and nothing else.
+        unsafe {
+            let slots = taken.as_mut_ptr().add(taken.len()).cast::<*mut rd::rd_kafka_message_t>();
+            let count = rd::rd_kafka_consume_batch_queue(queue, 0, slots, room);
+            taken.set_len(taken.len() + usize::try_from(count).unwrap_or(0));
+        }
     }
 }
 
@@ -100,6 +105,12 @@ impl PartitionQueue {
         // SAFETY: both queues are alive.
         unsafe { rd::rd_kafka_queue_forward(self.0.0, fan_in.queue.0) };
     }
+
+    /// Keeps what is fetched from now on in this queue, until it is led again.
+    pub(crate) fn keep(&self) {
+        // SAFETY: the queue is alive; null ends the forwarding.
+        unsafe { rd::rd_kafka_queue_forward(self.0.0, ptr::null_mut()) };
+    }
 }
 
 impl Drop for PartitionQueue {
@@ -109,7 +120,32 @@ impl Drop for PartitionQueue {
     }
 }
 
+/// A topic that the client keeps up to date. Must be dropped before its client.
+pub(crate) struct TopicHandle(*mut rd::rd_kafka_topic_t);
+
+// SAFETY: librdkafka's topics are counted and locked inside and may be let go from any thread.
+unsafe impl Send for TopicHandle {}
+
+impl TopicHandle {
+    /// Asks for the topic's leaders at once, without waiting for the answer.
+    pub(crate) fn new<C: ClientContext>(client: &Client<C>, topic: &str) -> Option<Self> {
+        let topic = CString::new(topic).ok()?;
+        // SAFETY: client and text are alive during the call; without settings it takes those of the client.
+        let topic =
+            unsafe { rd::rd_kafka_topic_new(client.native_ptr(), topic.as_ptr(), ptr::null_mut()) };
+        (!topic.is_null()).then_some(Self(topic))
+    }
+}
+
+impl Drop for TopicHandle {
+    fn drop(&mut self) {
+        // SAFETY: made by this value and let go once.
+        unsafe { rd::rd_kafka_topic_destroy(self.0) };
+    }
+}
+
 /// A fetched record, or an error of one partition.
+#[repr(transparent)]
 pub(crate) struct Message(*mut rd::rd_kafka_message_t);
 
 impl Message {
@@ -122,6 +158,11 @@ impl Message {
     pub(crate) fn error(&self) -> Option<RDKafkaErrorCode> {
         let code = self.raw().err;
         (code != Code::RD_KAFKA_RESP_ERR_NO_ERROR).then(|| code.into())
+    }
+
+    /// Whether this is an error.
+    pub(crate) fn is_error(&self) -> bool {
+        self.raw().err != Code::RD_KAFKA_RESP_ERR_NO_ERROR
     }
 
     /// What an error message says in words.
@@ -161,6 +202,12 @@ impl Message {
     pub(crate) fn value(&self) -> Option<&[u8]> {
         // SAFETY: as above.
         unsafe { slice(self.raw().payload, self.raw().len) }
+    }
+
+    /// Bytes of key and value.
+    pub(crate) fn size_bytes(&self) -> usize {
+        let raw = self.raw();
+        raw.key_len + raw.len
     }
 
     /// Milliseconds since 1970.

@@ -73,17 +73,21 @@ impl Lookup {
 
     /// Checks that the partition is there in the life that is meant; asks the brokers unless an answer is fresh.
     pub(crate) fn check(&self, topic: &TopicName, partition: Partition) -> Result<(), SourceError> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(topic).cloned();
-        if let Some((at, info)) = known
-            && at.elapsed() < FRESH
-            && agrees(&info, partition).is_ok()
-        {
+        if self.is_known(topic, partition) {
             return Ok(());
         }
         let found = self.topics(std::slice::from_ref(topic))?;
         let index = partition.index.get();
         let unknown = || SourceError::UnknownPartition { topic: topic.clone(), index };
         agrees(found.first().ok_or_else(unknown)?, partition)
+    }
+
+    /// Whether a fresh answer has the partition in the life that is meant. Asks nobody.
+    pub(crate) fn is_known(&self, topic: &TopicName, partition: Partition) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .get(topic)
+            .is_some_and(|(at, info)| at.elapsed() < FRESH && agrees(info, partition).is_ok())
     }
 
     /// First or next offset of a partition.

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use tenure_sdk::source::{Fetched, ReadAhead, Record, RecordStream, SourceError};
+use tenure_sdk::source::{Fetched, ReadAhead, RecordStream, SourceError};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::convert::size_bytes;
+use crate::convert::{Chunk, ChunkLimit};
 
 /// What is in the stream or waits for room in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,10 +24,6 @@ impl Load {
     pub(crate) fn subtract(&mut self, other: Self) {
         self.records -= other.records;
         self.bytes -= other.bytes;
-    }
-
-    pub(crate) fn of(record: &Record) -> Self {
-        Self { records: 1, bytes: size_bytes(record) }
     }
 }
 
@@ -74,31 +70,27 @@ impl Outlet {
         self.load
     }
 
-    /// Moves records from `held` into the stream while there is room, and says how much went. A record larger than
-    /// the limit passes alone.
-    pub(crate) fn push(&mut self, held: &mut VecDeque<Record>) -> Result<Load, Gone> {
+    /// How large a chunk may be: half of the limit, so that one is read while the next one waits.
+    pub(crate) fn chunk_limit(&self) -> ChunkLimit {
+        ChunkLimit {
+            records: (self.limit.records / 2).max(1),
+            bytes: (self.limit.bytes / 2).max(1),
+        }
+    }
+
+    /// Moves chunks from `held` into the stream while there is room, and says how much went. One larger than the limit
+    /// passes alone.
+    pub(crate) fn push(&mut self, held: &mut VecDeque<Chunk>) -> Result<Load, Gone> {
         let mut moved = Load::default();
-        // Chunks of a quarter at most, so that a reader that takes one makes room at once.
-        let chunk_records_max = (self.limit.records / 4).max(1);
-        loop {
+        while let Some(size) = held.front().map(|chunk| chunk.load) {
             let load = self.load();
-            let (mut chunk, mut size) = (Vec::new(), Load::default());
-            while let Some(next) = held.front() {
-                let mut with_next = size;
-                with_next.add(Load::of(next));
-                let fits = load.records + with_next.records <= self.limit.records
-                    && load.bytes.saturating_add(with_next.bytes) <= self.limit.bytes;
-                let alone = load.records == 0 && with_next.records == 1;
-                if with_next.records > chunk_records_max || !(fits || alone) {
-                    break;
-                }
-                size = with_next;
-                chunk.extend(held.pop_front());
+            let fits = load.records + size.records <= self.limit.records
+                && load.bytes.saturating_add(size.bytes) <= self.limit.bytes;
+            if !fits && load.records > 0 {
+                break;
             }
-            if chunk.is_empty() {
-                return if self.is_gone() { Err(Gone) } else { Ok(moved) };
-            }
-            match self.sender.try_send(Fetched::Records(chunk)) {
+            let Some(chunk) = held.pop_front() else { break };
+            match self.sender.try_send(Fetched::Records(chunk.records)) {
                 Ok(()) => {}
                 Err(TrySendError::Closed(_)) => return Err(Gone),
                 Err(TrySendError::Full(_)) => {
@@ -111,6 +103,7 @@ impl Outlet {
             self.load.add(size);
             moved.add(size);
         }
+        if self.is_gone() { Err(Gone) } else { Ok(moved) }
     }
 
     /// Puts the last item into the stream.
@@ -120,12 +113,14 @@ impl Outlet {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use tenure_model::{NextOffset, Partition, PartitionIndex, TopicId, TopicName};
+    use tenure_sdk::source::Record;
 
     use super::*;
 
-    fn records(count: u64, size_bytes: usize) -> VecDeque<Record> {
+    /// Chunks of `size` records each, with values of `size_bytes`; offsets from `first`.
+    pub(crate) fn chunks(first: u64, count: u64, size: u64, size_bytes: usize) -> VecDeque<Chunk> {
         let topic = TopicName::new("t").unwrap();
         let index = PartitionIndex::new(0).unwrap();
         let partition = Partition { topic_id: TopicId::of_name(&topic), index };
@@ -138,29 +133,35 @@ mod tests {
             value: Some(vec![0; size_bytes].into()),
             headers: Vec::new(),
         };
-        (0..count).map(record).collect()
+        let chunk = |number: u64| {
+            let from = first + number * size;
+            let records: Vec<Record> = (from..from + size).map(record).collect();
+            let load = Load { records: records.len(), bytes: records.len() * size_bytes };
+            Chunk { records, load }
+        };
+        (0..count).map(chunk).collect()
     }
 
     #[test]
     fn stream_takes_as_many_records_as_its_limit_and_more_once_some_were_read() {
         let (mut outlet, mut stream) = Outlet::new(ReadAhead { records: 100, bytes: 1 << 20 });
-        let mut held = records(150, 10);
+        let mut held = chunks(0, 6, 25, 10);
         assert_eq!(outlet.push(&mut held), Ok(Load { records: 100, bytes: 1000 }));
         assert_eq!(outlet.push(&mut held), Ok(Load::default()));
         assert!(matches!(stream.try_recv(), Ok(Fetched::Records(chunk)) if chunk.len() == 25));
         assert_eq!(outlet.load(), Load { records: 75, bytes: 750 });
         assert_eq!(outlet.push(&mut held), Ok(Load { records: 25, bytes: 250 }));
-        assert_eq!(held.len(), 25);
+        assert_eq!(held.len(), 1);
     }
 
     #[test]
     fn stream_is_bounded_in_bytes_and_a_record_above_the_limit_passes_alone() {
         let (mut outlet, mut stream) = Outlet::new(ReadAhead { records: 100, bytes: 50 });
-        let mut held = records(2, 80);
+        let mut held = chunks(0, 2, 1, 80);
         assert_eq!(outlet.push(&mut held), Ok(Load { records: 1, bytes: 80 }));
         assert!(stream.try_recv().is_ok());
         assert_eq!(outlet.push(&mut held), Ok(Load { records: 1, bytes: 80 }));
-        let mut small = records(10, 10);
+        let mut small = chunks(2, 10, 1, 10);
         assert_eq!(outlet.push(&mut small), Ok(Load::default()));
         assert!(stream.try_recv().is_ok());
         assert_eq!(outlet.push(&mut small), Ok(Load { records: 5, bytes: 50 }));
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn failure_finds_room_in_a_full_stream_of_single_records() {
         let (mut outlet, mut stream) = Outlet::new(ReadAhead { records: 3, bytes: 1 << 20 });
-        assert_eq!(outlet.push(&mut records(9, 1)), Ok(Load { records: 3, bytes: 3 }));
+        assert_eq!(outlet.push(&mut chunks(0, 9, 1, 1)), Ok(Load { records: 3, bytes: 3 }));
         assert_eq!(outlet.fail(SourceError::Transient("x".into())), Ok(()));
         for _ in 0..3 {
             assert!(matches!(stream.try_recv(), Ok(Fetched::Records(_))));
@@ -181,6 +182,7 @@ mod tests {
     fn reader_that_left_is_noticed() {
         let (mut outlet, stream) = Outlet::new(ReadAhead::default());
         drop(stream);
-        assert_eq!(outlet.push(&mut records(1, 1)), Err(Gone));
+        assert_eq!(outlet.push(&mut chunks(0, 1, 1, 1)), Err(Gone));
+        assert_eq!(outlet.push(&mut VecDeque::new()), Err(Gone), "with nothing to push as well");
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::checker::{CHECK_INTERVAL, Checker};
 use crate::client::{Client, Stray};
-use crate::convert::{is_final, is_unknown, record};
+use crate::convert::{is_final, is_unknown};
 use crate::ffi::{Message, Waker};
 use crate::part::{Part, Step};
 use crate::settings::KafkaSettings;
@@ -69,6 +69,8 @@ pub(crate) struct Owner {
     parts: BTreeMap<Partition, Part>,
     /// Which open partition is meant by a topic's name and an index.
     routes: BTreeMap<String, BTreeMap<i32, Partition>>,
+    /// Topics that were looked up: they are checked while nothing of them is open too, so that an open need not ask.
+    seen: BTreeSet<TopicName>,
     /// Partitions that need a visit although nothing was fetched for them.
     waiting: BTreeSet<Partition>,
     events_at: Instant,
@@ -96,6 +98,7 @@ impl Owner {
             client_count: 1,
             parts: BTreeMap::new(),
             routes: BTreeMap::new(),
+            seen: BTreeSet::new(),
             waiting: BTreeSet::new(),
             events_at: now,
             watched_at: now,
@@ -117,6 +120,7 @@ impl Owner {
     }
 
     fn serve(&mut self) -> Option<Stopped> {
+        let mut messages = Vec::new();
         loop {
             loop {
                 match self.commands.try_recv() {
@@ -141,7 +145,7 @@ impl Owner {
                 self.rebuild();
                 continue;
             };
-            let messages = client.take(wait);
+            client.take(wait, &mut messages);
             self.dispatch(&messages);
             if messages.is_empty() || self.events_at.elapsed() >= WAIT_IDLE {
                 self.serve_events();
@@ -167,8 +171,17 @@ impl Owner {
                     tracing::debug!(%partition, "nobody waits for the close any more");
                 }
             }
-            Command::TopicSeen { topic, topic_id } => self.fail_other_lives(&topic, topic_id),
-            Command::TopicGone { topic } => self.fail_deleted(&topic),
+            Command::TopicSeen { topic, topic_id } => {
+                self.fail_other_lives(&topic, topic_id);
+                if let Some(client) = &mut self.client {
+                    client.get_to_know(&topic);
+                }
+                self.seen.insert(topic);
+            }
+            Command::TopicGone { topic } => {
+                self.fail_deleted(&topic);
+                self.seen.remove(&topic);
+            }
             Command::Stop { .. } => unreachable!("the loop ends at a stop"),
             #[cfg(test)]
             Command::Break => self.client.as_ref().expect("a client").break_for_good(),
@@ -277,33 +290,26 @@ impl Owner {
         }
     }
 
+    /// Hands messages to their partitions, each run of one partition at once.
     fn dispatch(&mut self, messages: &[Message]) {
         let now = Instant::now();
+        let mark = |message: &Message| (message.topic_mark(), message.index(), message.is_error());
         let mut touched = BTreeSet::new();
-        let mut last: Option<((usize, i32), Partition)> = None;
-        for message in messages {
-            let mark = (message.topic_mark(), message.index());
-            let partition = match last {
-                Some((seen, partition)) if seen == mark => partition,
-                Some(_) | None => {
-                    let Some(partition) = self.route(message.topic(), message.index()) else {
-                        unrouted(message);
-                        continue;
-                    };
-                    last = Some((mark, partition));
-                    partition
-                }
+        for run in messages.chunk_by(|one, next| mark(one) == mark(next)) {
+            let Some(first) = run.first() else { continue };
+            let Some(partition) = self.route(first.topic(), first.index()) else {
+                run.iter().for_each(unrouted);
+                continue;
             };
-            if let Some(code) = message.error() {
-                self.partition_error(partition, code, message);
+            if first.is_error() {
+                for message in run {
+                    self.partition_error(partition, message);
+                }
                 continue;
             }
             let Some(part) = self.parts.get_mut(&partition) else { continue };
-            if !part.wants(message.offset()) {
-                continue;
-            }
-            if let Some(record) = record(&part.topic, partition, message) {
-                part.accept(record, now);
+            if !part.has_failed() {
+                part.accept(run, now);
                 touched.insert(partition);
             }
         }
@@ -316,7 +322,8 @@ impl Owner {
         self.routes.get(topic?)?.get(&index).copied()
     }
 
-    fn partition_error(&mut self, partition: Partition, code: RDKafkaErrorCode, message: &Message) {
+    fn partition_error(&mut self, partition: Partition, message: &Message) {
+        let Some(code) = message.error() else { return };
         let Some(part) = self.parts.get(&partition) else { return };
         let (topic, index) = (part.topic.clone(), partition.index.get());
         if matches!(code, RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) {
@@ -336,17 +343,23 @@ impl Owner {
     /// Gives a reader what it has room for, and fetches less or more by it.
     fn flush(&mut self, partition: Partition) {
         let Some(part) = self.parts.get_mut(&partition) else { return };
-        match part.flush() {
+        match part.flush(Instant::now()) {
             Step::None => {}
+            Step::Keep => {
+                if let Some(client) = &self.client {
+                    client.keep(partition);
+                }
+            }
+            Step::Lead => {
+                if let Some(client) = &self.client {
+                    client.lead(partition);
+                }
+            }
             Step::Park => {
-                part.parked = true;
                 tracing::debug!(topic = %part.topic, partition = %partition.index, "reader is behind, fetching stops");
                 self.unassign(partition);
             }
-            Step::Unpark => {
-                part.parked = false;
-                self.assign_open(partition);
-            }
+            Step::Unpark => self.assign_open(partition),
             Step::Remove => self.close(partition),
         }
         if self.parts.get(&partition).is_some_and(Part::is_waiting) {
@@ -395,7 +408,8 @@ impl Owner {
             return;
         }
         self.checked_at = Instant::now();
-        let topics: BTreeSet<&TopicName> = self.parts.values().map(|part| &part.topic).collect();
+        let open = self.parts.values().map(|part| &part.topic);
+        let topics: BTreeSet<&TopicName> = open.chain(&self.seen).collect();
         if !topics.is_empty() {
             self.checker.ask(topics.into_iter().cloned().collect());
         }
@@ -406,9 +420,12 @@ impl Owner {
         let now = Instant::now();
         self.watched_at = now;
         let Some(client) = &self.client else { return };
-        client.lead_all();
         let (mut gone, mut stalled) = (Vec::new(), Vec::new());
         for (partition, part) in &mut self.parts {
+            // Once more, should the end of an earlier assignment have come even later than the last time.
+            if part.is_led() {
+                client.lead(*partition);
+            }
             if part.is_gone() {
                 gone.push(*partition);
             } else if part.is_stalled(client.high(part), now) {

@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tenure_model::{NextOffset, Partition, TopicName};
-use tenure_sdk::source::{ReadAhead, Record, RecordStream, SourceError};
+use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
 
+use crate::convert::{Chunk, chunk};
+use crate::ffi::Message;
 use crate::outlet::{Gone, Load, Outlet};
 
 /// How long a partition with records to read may bring none before it is assigned anew.
@@ -14,9 +16,12 @@ pub(crate) const STALL_AFTER: Duration = Duration::from_secs(10);
 /// transactions also keep the watermark above the position.
 const STALL_AFTER_MAX: Duration = Duration::from_secs(300);
 
-/// Records kept back before fetching stops, as a multiple of the stream's limit. Fetching again costs up to
-/// `fetch.wait.max.ms` (the broker may hold a request of the other partitions) and reads again what was dropped, so it
-/// must not happen for each short delay of a reader.
+/// How long a partition whose reader is behind may leave its records in the client; then they are dropped and fetched
+/// again once the reader has caught up. Fetching again costs up to `fetch.wait.max.ms` (the broker may hold a request of
+/// the other partitions) and reads twice, so it must not happen for each short delay of a reader.
+const KEPT_MAX: Duration = Duration::from_secs(1);
+
+/// Records kept back before no more are taken from the client, as a multiple of the stream's limit.
 const HELD_RECORDS_FACTOR: usize = 4;
 /// The same as a count, two batches, for streams with a small limit.
 const HELD_RECORDS_MIN: usize = 1024;
@@ -26,12 +31,34 @@ const HELD_RECORDS_MIN: usize = 1024;
 pub(crate) enum Step {
     /// Nothing.
     None,
-    /// Stop fetching: the reader is behind.
+    /// Take no more from the client: the reader is behind.
+    Keep,
+    /// Take again.
+    Lead,
+    /// Stop fetching: the reader is behind for long.
     Park,
     /// Fetch again from the position.
     Unpark,
     /// Forget the partition: the reader is gone, or has been told the last item.
     Remove,
+}
+
+/// What is done with the records that the client fetches.
+///
+/// | from   | because                           | to     |
+/// |--------|-----------------------------------|--------|
+/// | Led    | the reader is behind              | Kept   |
+/// | Kept   | the reader has caught up          | Led    |
+/// | Kept   | [`KEPT_MAX`] has passed           | Parked |
+/// | Parked | the reader has caught up          | Led    |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetching {
+    /// They are taken as they come.
+    Led,
+    /// They wait in the client.
+    Kept { since: Instant },
+    /// Nothing is fetched.
+    Parked,
 }
 
 /// One open partition. It lives from open to close, so a record that finds none, or another one, goes nowhere.
@@ -42,10 +69,9 @@ pub(crate) struct Part {
     pub(crate) from: NextOffset,
     /// The record to fetch next; all before it were put into the stream or are held.
     pub(crate) next: NextOffset,
-    /// Not assigned for now, because the reader is behind.
-    pub(crate) parked: bool,
+    fetching: Fetching,
     outlet: Option<Outlet>,
-    held: VecDeque<Record>,
+    held: VecDeque<Chunk>,
     held_load: Load,
     failure: Option<SourceError>,
     progress_at: Instant,
@@ -66,7 +92,7 @@ impl Part {
             partition,
             from,
             next: from,
-            parked: false,
+            fetching: Fetching::Led,
             outlet: Some(outlet),
             held: VecDeque::new(),
             held_load: Load::default(),
@@ -85,7 +111,7 @@ impl Part {
 
     /// Whether records are fetched for it.
     pub(crate) fn is_assigned(&self) -> bool {
-        !self.parked && self.failure.is_none()
+        self.fetching != Fetching::Parked && self.failure.is_none()
     }
 
     /// Whether its reader is told, or about to be told, that it cannot go on.
@@ -93,9 +119,14 @@ impl Part {
         self.failure.is_some()
     }
 
+    /// Whether what is fetched for it is taken at once.
+    pub(crate) fn is_led(&self) -> bool {
+        self.fetching == Fetching::Led && self.failure.is_none()
+    }
+
     /// Whether it needs a visit although nothing was fetched for it.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.parked || !self.held.is_empty() || self.failure.is_some()
+        self.fetching != Fetching::Led || !self.held.is_empty() || self.failure.is_some()
     }
 
     /// Whether the record at `offset` is still to come.
@@ -103,13 +134,23 @@ impl Part {
         self.failure.is_none() && offset >= self.next.signed()
     }
 
-    /// Takes a record. Offsets may jump: compaction and transactions leave gaps.
-    pub(crate) fn accept(&mut self, record: Record, now: Instant) {
-        self.next = record.next();
+    /// Takes records, those that are still to come. Offsets may jump: compaction and transactions leave gaps.
+    pub(crate) fn accept(&mut self, mut messages: &[Message], now: Instant) {
+        let Some(limit) = self.outlet.as_ref().map(Outlet::chunk_limit) else { return };
+        while !messages.is_empty() {
+            let (chunk, used) = chunk(&self.topic, self.partition, self.next, messages, limit);
+            messages = &messages[used..];
+            self.hold(chunk, now);
+        }
+    }
+
+    fn hold(&mut self, chunk: Chunk, now: Instant) {
+        let Some(last) = chunk.records.last() else { return };
+        self.next = last.next();
         self.progress_at = now;
         self.stall_after = STALL_AFTER;
-        self.held_load.add(Load::of(&record));
-        self.held.push_back(record);
+        self.held_load.add(chunk.load);
+        self.held.push_back(chunk);
     }
 
     /// Ends the partition with `error`, once the reader has room for what was fetched before. The first error counts.
@@ -118,7 +159,7 @@ impl Part {
     }
 
     /// Gives the reader what it has room for.
-    pub(crate) fn flush(&mut self) -> Step {
+    pub(crate) fn flush(&mut self, now: Instant) -> Step {
         let Some(outlet) = self.outlet.as_mut() else { return Step::Remove };
         match outlet.push(&mut self.held) {
             Ok(moved) => self.held_load.subtract(moved),
@@ -130,15 +171,19 @@ impl Part {
         let limit = outlet.limit();
         let records_max = limit.records.saturating_mul(HELD_RECORDS_FACTOR).max(HELD_RECORDS_MIN);
         let held = self.held_load;
-        let behind = held.records >= records_max || held.bytes >= limit.bytes;
-        let caught_up = held.records <= records_max / 2 && held.bytes <= limit.bytes / 2;
-        if !self.parked && behind {
-            Step::Park
-        } else if self.parked && caught_up {
-            Step::Unpark
-        } else {
-            Step::None
-        }
+        let is_behind = held.records >= records_max || held.bytes >= limit.bytes;
+        let has_caught_up = held.records <= records_max / 2 && held.bytes <= limit.bytes / 2;
+        let (fetching, step) = match self.fetching {
+            Fetching::Led if is_behind => (Fetching::Kept { since: now }, Step::Keep),
+            Fetching::Kept { .. } if has_caught_up => (Fetching::Led, Step::Lead),
+            Fetching::Kept { since } if now.duration_since(since) >= KEPT_MAX => {
+                (Fetching::Parked, Step::Park)
+            }
+            Fetching::Parked if has_caught_up => (Fetching::Led, Step::Unpark),
+            same @ (Fetching::Led | Fetching::Kept { .. } | Fetching::Parked) => (same, Step::None),
+        };
+        self.fetching = fetching;
+        step
     }
 
     fn tell_failure(&mut self) -> Step {
@@ -160,7 +205,7 @@ impl Part {
 
     /// Whether there are records to read (`high` is the last known watermark) and none has come for too long.
     pub(crate) fn is_stalled(&mut self, high: Option<i64>, now: Instant) -> bool {
-        if !self.is_assigned() || high.is_some_and(|high| high <= self.next.signed()) {
+        if !self.is_led() || high.is_some_and(|high| high <= self.next.signed()) {
             self.progress_at = now;
             return false;
         }
@@ -172,9 +217,10 @@ impl Part {
         true
     }
 
-    /// Counts the time of a stall from `now`: it has just been assigned.
+    /// It is assigned now, led into the fan-in; the time of a stall counts from here.
     pub(crate) fn assigned_now(&mut self, now: Instant) {
         self.progress_at = now;
+        self.fetching = Fetching::Led;
     }
 }
 
@@ -184,6 +230,7 @@ mod tests {
     use tenure_sdk::source::Fetched;
 
     use super::*;
+    use crate::outlet::tests::chunks;
 
     fn part(limit: ReadAhead, now: Instant) -> (Part, RecordStream) {
         let topic = TopicName::new("t").unwrap();
@@ -192,15 +239,10 @@ mod tests {
         Part::new(topic, partition, NextOffset::ZERO, limit, now)
     }
 
-    fn record(part: &Part, offset: u64, size_bytes: usize) -> Record {
-        Record {
-            partition: part.partition,
-            topic: part.topic.clone(),
-            offset: NextOffset::new(offset).unwrap(),
-            timestamp_ms: None,
-            key: None,
-            value: Some(vec![0; size_bytes].into()),
-            headers: Vec::new(),
+    /// Takes records one by one.
+    fn hold(part: &mut Part, first: u64, count: u64, size_bytes: usize, now: Instant) {
+        for chunk in chunks(first, count, 1, size_bytes) {
+            part.hold(chunk, now);
         }
     }
 
@@ -214,37 +256,42 @@ mod tests {
         assert!(part.is_stalled(Some(5), at(110)));
         assert!(!part.is_stalled(Some(5), at(129)), "twice as long the second time");
         assert!(part.is_stalled(Some(5), at(130)));
-        part.accept(record(&part, 3, 1), at(131));
+        hold(&mut part, 3, 1, 1, at(131));
         assert!(!part.is_stalled(Some(5), at(140)), "a record came");
         assert!(part.is_stalled(None, at(141)), "no fetch was ever answered");
-        part.parked = true;
+        part.fetching = Fetching::Parked;
         assert!(!part.is_stalled(Some(5), at(1000)), "parked on purpose");
     }
 
     #[test]
-    fn reader_that_is_behind_in_bytes_parks_its_partition_until_half_has_gone() {
-        let now = Instant::now();
-        let (mut part, mut stream) = part(ReadAhead { records: 1000, bytes: 100 }, now);
-        for offset in 0..20 {
-            part.accept(record(&part, offset, 10), now);
-        }
-        assert_eq!(part.flush(), Step::Park);
-        part.parked = true;
-        assert_eq!(part.flush(), Step::None, "the reader has taken nothing");
-        assert!(stream.try_recv().is_ok(), "the reader takes all there is, in one chunk");
-        assert_eq!(part.flush(), Step::Unpark);
+    fn reader_that_is_behind_keeps_its_records_in_the_client_and_is_parked_only_when_that_lasts() {
+        let start = Instant::now();
+        let (mut part, mut stream) = part(ReadAhead { records: 1000, bytes: 100 }, start);
+        hold(&mut part, 0, 20, 10, start);
+        assert_eq!(part.flush(start), Step::Keep);
+        assert!(part.is_assigned() && !part.is_led());
+        assert_eq!(part.flush(start), Step::None, "the reader has taken nothing");
+        let mut read = || while stream.try_recv().is_ok() {};
+        read();
+        assert_eq!(part.flush(start), Step::Lead);
+        hold(&mut part, 20, 10, 10, start);
+        assert_eq!(part.flush(start), Step::Keep);
+        let later = start + KEPT_MAX;
+        assert_eq!(part.flush(later), Step::Park);
+        assert!(!part.is_assigned());
+        assert_eq!(part.flush(later), Step::None);
+        read();
+        assert_eq!(part.flush(later), Step::Unpark);
     }
 
     #[test]
     fn failure_comes_after_all_records_that_were_fetched_before() {
         let now = Instant::now();
         let (mut part, mut stream) = part(ReadAhead { records: 2, bytes: 100 }, now);
-        for offset in 0..3 {
-            part.accept(record(&part, offset, 10), now);
-        }
+        hold(&mut part, 0, 3, 10, now);
         part.fail(SourceError::Transient("x".into()));
         assert!(!part.wants(3));
-        assert_eq!(part.flush(), Step::None);
+        assert_eq!(part.flush(now), Step::None);
         let mut offsets = Vec::new();
         let mut last = Step::None;
         while let Ok(item) = stream.try_recv() {
@@ -253,7 +300,7 @@ mod tests {
                 Fetched::Failed(_) => offsets.push(u64::MAX),
             }
             if last == Step::None {
-                last = part.flush();
+                last = part.flush(now);
             }
         }
         assert_eq!(offsets, [0, 1, 2, u64::MAX]);

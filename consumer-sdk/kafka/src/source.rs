@@ -99,6 +99,12 @@ impl KafkaSource {
         }
     }
 
+    /// Whether the partition may be opened without a look-up, which would cost a change of threads.
+    fn knows(&self, topic: &TopicName, partition: Partition) -> bool {
+        let lookup = self.lookup.lock().unwrap_or_else(PoisonError::into_inner);
+        lookup.as_ref().is_some_and(|lookup| lookup.is_known(topic, partition))
+    }
+
     fn drop_lookup(&self) {
         let lookup = self.lookup.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(lookup) = lookup {
@@ -141,8 +147,10 @@ impl RecordSource for KafkaSource {
     ) -> BoxFuture<'a, Result<RecordStream, SourceError>> {
         let topic = topic.clone();
         Box::pin(async move {
-            let name = topic.clone();
-            self.look_up(move |lookup| lookup.check(&name, partition)).await?;
+            if !self.knows(&topic, partition) {
+                let name = topic.clone();
+                self.look_up(move |lookup| lookup.check(&name, partition)).await?;
+            }
             let (reply, opened) = oneshot::channel();
             self.send(Command::Open { topic, partition, from, read_ahead, reply });
             opened.await.unwrap_or_else(|_| Err(ended()))

@@ -1,6 +1,6 @@
 //! A failed handler is contained: run again, parked, freed of its failing record, or ended with its grant.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use tenure_model::NextOffset;
 use tokio::time::Instant;
 
 use super::acquire::Acquired;
+use super::buffer::Buffer;
 use super::end::End;
 use super::fault::{Closing, Failure, panic_text};
 use super::policy::{DeadLetter, DeadLetterSink, Then};
@@ -71,12 +72,12 @@ impl Failures {
 /// A partition that is ready for its handler's next run, and records that were read from its stream already.
 pub(super) struct Ready<W> {
     pub(super) acquired: Acquired<W>,
-    pub(super) buffer: VecDeque<Record>,
+    pub(super) buffer: Buffer,
 }
 
 impl<W> From<Acquired<W>> for Ready<W> {
     fn from(acquired: Acquired<W>) -> Self {
-        Self { acquired, buffer: VecDeque::new() }
+        Self { acquired, buffer: Buffer::default() }
     }
 }
 
@@ -233,7 +234,7 @@ impl<S: FencedSink> Service<'_, S> {
                     return None;
                 }
                 match ready.acquired.stream.recv().await {
-                    Some(Fetched::Records(records)) => ready.buffer.extend(records),
+                    Some(Fetched::Records(records)) => ready.buffer.push(records),
                     Some(Fetched::Failed(_)) | None => return None,
                 }
             }

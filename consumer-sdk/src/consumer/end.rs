@@ -1,6 +1,6 @@
 //! How the ownership of a partition ends, and the cell through which its parties learn of it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tenure_model::{NextOffset, Tick};
 use tokio::sync::watch;
@@ -58,12 +58,18 @@ impl End {
 #[derive(Debug)]
 pub(crate) struct Control {
     ending: watch::Sender<Option<End>>,
+    /// Whether `ending` has an end: asked for each record, so without its lock.
+    has_ended: AtomicBool,
     position: AtomicU64,
 }
 
 impl Control {
     pub(crate) fn new() -> Self {
-        Self { ending: watch::Sender::new(None), position: AtomicU64::new(0) }
+        Self {
+            ending: watch::Sender::new(None),
+            has_ended: AtomicBool::new(false),
+            position: AtomicU64::new(0),
+        }
     }
 
     /// Tells everyone that the grant ends.
@@ -76,9 +82,15 @@ impl Control {
             };
             if wins {
                 *ending = Some(end);
+                self.has_ended.store(true, Ordering::SeqCst);
             }
             wins
         });
+    }
+
+    /// Whether the grant ends; an end that is being told this moment counts.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     pub(crate) fn ending(&self) -> Option<End> {

@@ -1,6 +1,6 @@
 //! Records of one owned partition.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use tenure_model::{Epoch, NextOffset, Partition};
 use tokio::time::Instant;
 
 use super::Counters;
+use super::buffer::{Buffer, Room};
 use super::end::{Control, End};
 use super::link::Link;
 use crate::offsets::Tracker;
@@ -21,7 +22,8 @@ pub struct Limits {
     pub records: usize,
     /// Bytes of keys and values; a single larger record is a batch of its own. Default 4 MiB.
     pub bytes: usize,
-    /// How long to wait for more once the first record is there. Default 10 ms.
+    /// How long to wait for more once the first record is there; the first batch of an ownership does not wait.
+    /// Default 10 ms.
     pub wait: Duration,
 }
 
@@ -49,9 +51,10 @@ pub enum HandlerPhase {
 /// Records of one owned partition, in order. Ends when the partition is asked for, lost, or the consumer shuts down.
 pub struct Input {
     pub(super) stream: RecordStream,
-    pub(super) buffer: VecDeque<Record>,
-    pub(super) buffer_bytes: usize,
+    pub(super) buffer: Buffer,
     pub(super) first_at: Option<Instant>,
+    /// Whether a batch waits for more: not the first one, a new owner shows at once that it is at work.
+    pub(super) waits: bool,
     /// Dead letters: passed over.
     pub(super) skipped: BTreeSet<NextOffset>,
     /// Batches of records before it hold one record each.
@@ -69,15 +72,10 @@ impl std::fmt::Debug for Input {
         f.debug_struct("Input")
             .field("partition", &self.partition)
             .field("epoch", &self.epoch)
-            .field("buffered", &self.buffer.len())
+            .field("buffered", &self.buffer.record_count())
             .field("ending", &self.ending())
             .finish_non_exhaustive()
     }
-}
-
-pub(super) fn size_of(record: &Record) -> usize {
-    let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
-    length(&record.key) + length(&record.value)
 }
 
 impl Input {
@@ -98,6 +96,27 @@ impl Input {
             // No batch and no end: there was nothing but dead letters.
             if batch.is_some() || control.ending().is_some() {
                 return batch;
+            }
+        }
+    }
+
+    /// Waits for the next record; for work that is done one by one, at less cost than batches of one. Nothing: as
+    /// [`Input::next_batch`], with which it may be mixed. Cancel-safe in the same way.
+    pub async fn next_record(&mut self) -> Option<Record> {
+        loop {
+            if self.control.has_ended() {
+                return None;
+            }
+            if self.has_room()
+                && let Some(record) = self.take_one()
+            {
+                return Some(record);
+            }
+            let control = Arc::clone(&self.control);
+            tokio::select! {
+                biased;
+                _end = control.ended() => return None,
+                () = self.fill(&Limits { records: 1, ..Limits::DEFAULT }) => {}
             }
         }
     }
@@ -143,12 +162,18 @@ impl Input {
     }
 
     fn is_full(&self, limits: &Limits) -> bool {
-        self.buffer.len() >= limits.records.max(1) || self.buffer_bytes >= limits.bytes
+        self.buffer.record_count() >= limits.records.max(1)
+            || self.buffer.size_bytes() >= limits.bytes
+            || !(self.waits || self.buffer.is_empty())
+    }
+
+    fn has_room(&self) -> bool {
+        self.tracker.as_deref().is_none_or(Tracker::has_room)
     }
 
     /// Waits until the buffer holds what a batch needs. All that was received stays in `self` when it is dropped.
     async fn fill(&mut self, limits: &Limits) {
-        if let Some(tracker) = &self.tracker {
+        if let Some(tracker) = self.tracker.as_deref().filter(|tracker| !tracker.has_room()) {
             tracker.room().await;
         }
         while !self.is_full(limits) {
@@ -164,8 +189,7 @@ impl Input {
             };
             match received {
                 Some(Fetched::Records(records)) => {
-                    self.buffer_bytes += records.iter().map(size_of).sum::<usize>();
-                    self.buffer.extend(records);
+                    self.buffer.push(records);
                     if !self.buffer.is_empty() {
                         self.first_at.get_or_insert_with(Instant::now);
                     }
@@ -185,48 +209,54 @@ impl Input {
 
     /// Takes a batch, in one step without a wait, unless the end was told meanwhile.
     fn take(&mut self, limits: &Limits) -> Option<Batch> {
-        if self.control.ending().is_some() {
+        if self.control.has_ended() {
             return None;
         }
-        let mut records = Vec::new();
-        let mut bytes = 0;
-        while let Some(record) = self.buffer.front() {
-            let size = size_of(record);
-            if self.skipped.contains(&record.offset) {
-                if records.is_empty() {
-                    self.buffer_bytes -= size;
-                    self.pass_over();
-                    continue;
-                }
-                break;
-            }
-            let full = records.len() >= limits.records.max(1) || bytes + size > limits.bytes;
-            if full && !records.is_empty() {
-                break;
-            }
-            bytes += size;
-            records.extend(self.buffer.pop_front());
-        }
-        self.buffer_bytes -= bytes;
+        let before = self.pass_over_dead_letters();
+        let room = Room { records: limits.records.max(1), bytes: limits.bytes, before };
+        let records = self.buffer.take(room);
         // What is left has waited already.
         self.first_at = self.first_at.filter(|_| !self.buffer.is_empty());
         let next = records.last()?.next();
-        if let Some(tracker) = &self.tracker {
-            tracker.delivered(&records);
-        }
-        self.control.set_position(next);
-        self.counters.add_records_delivered(records.len());
+        self.waits = true;
+        self.note_delivered(&records, next);
         Some(Batch { records, next })
     }
 
-    /// Passes over the first record of the buffer: its offset moves as if a handler had done it.
-    fn pass_over(&mut self) {
-        let Some(record) = self.buffer.pop_front() else { return };
-        if let Some(tracker) = &self.tracker {
-            tracker.delivered(std::slice::from_ref(&record));
-            tracker.done(record.partition, record.offset);
+    fn take_one(&mut self) -> Option<Record> {
+        if !self.skipped.is_empty() {
+            self.pass_over_dead_letters();
         }
-        self.control.set_position(record.next());
+        let record = self.buffer.pop()?;
+        self.first_at = self.first_at.filter(|_| !self.buffer.is_empty());
+        self.note_delivered(std::slice::from_ref(&record), record.next());
+        Some(record)
+    }
+
+    fn note_delivered(&self, records: &[Record], next: NextOffset) {
+        if let Some(tracker) = &self.tracker {
+            tracker.delivered(records);
+        }
+        self.control.set_position(next);
+        self.counters.add_records_delivered(records.len());
+    }
+
+    /// Passes over the dead letters at the front: the offset moves as if a handler had done them. Answers where the
+    /// next one lies.
+    fn pass_over_dead_letters(&mut self) -> Option<NextOffset> {
+        loop {
+            let front = self.buffer.front()?.offset;
+            let next = self.skipped.range(front..).next().copied()?;
+            if next > front {
+                return Some(next);
+            }
+            let record = self.buffer.pop()?;
+            if let Some(tracker) = &self.tracker {
+                tracker.delivered(std::slice::from_ref(&record));
+                tracker.done(record.partition, record.offset);
+            }
+            self.control.set_position(record.next());
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod acquire;
 mod batcher;
+mod buffer;
 mod builder;
 mod contain;
 mod counters;

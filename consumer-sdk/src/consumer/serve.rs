@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tenure_model::{NextOffset, Tick};
+use tenure_model::Tick;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
@@ -12,7 +12,7 @@ use super::acquire::{Acquired, acquire};
 use super::contain::{Failures, Ready};
 use super::end::{Control, End};
 use super::fault::{Closing, Failure, panic_text, read_handler_error};
-use super::input::{Input, size_of};
+use super::input::Input;
 use super::owned::Owned;
 use super::run::Running;
 use crate::grant::Grant;
@@ -22,8 +22,6 @@ use crate::sink::{BoxError, FencedSink};
 
 /// Longest wait for the source to close a partition; the input delivers nothing more already.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
-/// Longest last flush when no drain deadline bounds it.
-const FLUSH_MAX: Duration = Duration::from_secs(2);
 /// How long an aborted handler is waited for; then it is stuck in code without an `.await`.
 const ABORT_GRACE: Duration = Duration::from_millis(200);
 /// How often the position goes to the session.
@@ -120,8 +118,8 @@ impl<S: FencedSink> Service<'_, S> {
         self.report(Phase::Running, failures.shown(resume));
         let input = Input {
             stream,
-            buffer_bytes: buffer.iter().map(size_of).sum(),
             first_at: (!buffer.is_empty()).then(Instant::now),
+            waits: false,
             buffer,
             skipped: failures.skipped.clone(),
             singly_before: failures.singly_before,
@@ -250,13 +248,15 @@ impl<S: FencedSink> Service<'_, S> {
     async fn release(&self, closing: Closing) {
         let Grant { partition, epoch, .. } = *self.grant;
         let parts = &self.running.parts;
-        let bound = self.flush_bound();
         // Tasks that the handler left behind get no more records.
         self.control.end(End::Lost { cause: LostCause::Handler(closing.error.clone()) });
-        let (next_offset, ()) =
-            tokio::join!(self.final_offset(&closing, bound), self.close_source(bound));
+        self.close_source(self.close_bound()).await;
         self.grant.lease.stop();
+        let tracker = self.tracker();
+        // From here on nothing more becomes done: the release carries the last word.
         parts.offsets.forget(partition, epoch);
+        let next_offset =
+            tracker.filter(|_| may_commit(closing.reason)).and_then(|tracker| tracker.low_water());
         if closing.by_sink {
             parts.counters.add_refused_by_sink(1);
         }
@@ -271,10 +271,10 @@ impl<S: FencedSink> Service<'_, S> {
         self.running.link.release(partition, epoch, next_offset, reason, error);
     }
 
-    fn flush_bound(&self) -> Duration {
+    fn close_bound(&self) -> Duration {
         match self.control.ending().and_then(|end| end.deadline()) {
-            Some(deadline) => self.until(deadline).min(FLUSH_MAX),
-            None => FLUSH_MAX,
+            Some(deadline) => self.until(deadline).min(CLOSE_MAX),
+            None => CLOSE_MAX,
         }
     }
 
@@ -288,21 +288,16 @@ impl<S: FencedSink> Service<'_, S> {
             tracing::warn!(%partition, %epoch, "source did not close the partition in time");
         }
     }
+}
 
-    /// Commits what is done, and answers the low-water mark; nothing when the grant may not commit any more.
-    async fn final_offset(&self, closing: &Closing, bound: Duration) -> Option<NextOffset> {
-        let may_commit = match closing.reason {
-            ReleaseReason::Revoked | ReleaseReason::Shutdown | ReleaseReason::HandlerFailed => true,
-            ReleaseReason::LeaseLost | ReleaseReason::Fenced | ReleaseReason::AcquireFailed => {
-                false
-            }
-        };
-        let tracker = self.tracker().filter(|_| may_commit)?;
-        if self.grant.lease.is_live() {
-            // The release carries the offset too; a flush that fails is not a second failure.
-            let _flushed = tokio::time::timeout(bound, tracker.flush()).await;
-        }
-        tracker.low_water()
+/// Whether a release for this reason carries an offset.
+///
+/// It moves the offset in the entry that frees the partition: a commit of its own before it would cost the next owner a
+/// round of the raft log.
+const fn may_commit(reason: ReleaseReason) -> bool {
+    match reason {
+        ReleaseReason::Revoked | ReleaseReason::Shutdown | ReleaseReason::HandlerFailed => true,
+        ReleaseReason::LeaseLost | ReleaseReason::Fenced | ReleaseReason::AcquireFailed => false,
     }
 }
 

@@ -4,6 +4,7 @@
 //! committed behind its back, one commit in flight per partition, the newest mark next. With a sink that only fences,
 //! this home is *at least once*: what was done and not yet committed is done again by the next owner.
 
+mod delivered;
 mod tracker;
 
 use std::fmt;

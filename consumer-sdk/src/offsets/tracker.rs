@@ -1,6 +1,5 @@
 //! What is done and what is committed under one grant.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use tenure_model::{CommitSequence, ErrorCode, NextOffset, Partition, RetryClass}
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::delivered::Delivered;
 use super::{CommitError, UNDONE_RECORDS_MAX};
 use crate::consumer::{Counters, Link};
 use crate::grant::Grant;
@@ -25,16 +25,11 @@ const CALL_MAX: Duration = Duration::from_secs(5);
 const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-struct Delivered {
-    offset: NextOffset,
-    next: NextOffset,
-    done: bool,
-}
-
-#[derive(Debug)]
 pub(super) struct State {
-    /// Delivered and at or after the low-water mark, in order.
-    delivered: VecDeque<Delivered>,
+    /// At or after the low-water mark.
+    delivered: Delivered,
+    /// The input waits for records to be done.
+    room_wanted: bool,
     /// Everything before it is done.
     pub(super) low_water: NextOffset,
     committed: NextOffset,
@@ -54,7 +49,8 @@ pub(crate) struct Tracker {
     commit_interval: Duration,
     state: Mutex<State>,
     work: Notify,
-    /// Rises whenever a commit was answered, a record was done, or the tracker was closed.
+    /// Rises whenever a commit was answered, there is room again, or the tracker was closed. Not for each record:
+    /// those who wait on it would be woken by all of them.
     moved: watch::Sender<u64>,
 }
 
@@ -67,7 +63,8 @@ impl Tracker {
         sequence: CommitSequence,
     ) -> Self {
         let state = State {
-            delivered: VecDeque::new(),
+            delivered: Delivered::default(),
+            room_wanted: false,
             low_water: NextOffset::ZERO,
             committed: NextOffset::ZERO,
             sequence,
@@ -107,18 +104,25 @@ impl Tracker {
 
     /// Notes records as delivered, before the handler sees them.
     pub(crate) fn delivered(&self, records: &[Record]) {
-        let mut state = self.state();
-        state.delivered.extend(records.iter().map(|record| Delivered {
-            offset: record.offset,
-            next: record.next(),
-            done: false,
-        }));
+        self.state().delivered.add(records);
     }
 
-    /// Waits until fewer than [`UNDONE_RECORDS_MAX`] records are delivered and not done.
+    /// Whether fewer than [`UNDONE_RECORDS_MAX`] records are delivered and not done.
+    pub(crate) fn has_room(&self) -> bool {
+        self.state().delivered.count() < UNDONE_RECORDS_MAX
+    }
+
+    /// Waits until there is room.
     pub(crate) async fn room(&self) {
         let mut moved = self.moved.subscribe();
-        while self.state().delivered.len() >= UNDONE_RECORDS_MAX {
+        loop {
+            {
+                let mut state = self.state();
+                state.room_wanted = state.delivered.count() >= UNDONE_RECORDS_MAX;
+                if !state.room_wanted {
+                    return;
+                }
+            }
             // The sender lives in `self`.
             moved.changed().await.expect("the tracker outlives those who wait on it");
         }
@@ -128,36 +132,30 @@ impl Tracker {
         if partition != self.grant.partition {
             return;
         }
-        self.advance(|state| {
-            if let Ok(at) = state.delivered.binary_search_by_key(&offset, |entry| entry.offset) {
-                state.delivered[at].done = true;
-            }
-        });
+        self.advance(|delivered| delivered.done(offset));
     }
 
     pub(super) fn done_before(&self, next: NextOffset) {
-        self.advance(|state| {
-            let count = state.delivered.partition_point(|entry| entry.offset < next);
-            state.delivered.range_mut(..count).for_each(|entry| entry.done = true);
-        });
+        self.advance(|delivered| delivered.done_before(next));
     }
 
     /// Marks records and moves the low-water mark over what is done without a hole.
-    fn advance(&self, mark: impl FnOnce(&mut State)) {
+    fn advance(&self, mark: impl FnOnce(&mut Delivered) -> Option<NextOffset>) {
         let mut state = self.state();
         if state.closed {
             return;
         }
-        mark(&mut state);
-        let before = state.low_water;
-        while let Some(entry) = state.delivered.front().filter(|entry| entry.done) {
-            state.low_water = entry.next;
-            state.delivered.pop_front();
-        }
-        let moved = state.low_water > before;
+        let Some(low_water) = mark(&mut state.delivered) else { return };
+        // Behind already: the task that commits looks again by itself.
+        let is_news = state.low_water <= state.committed && low_water > state.committed;
+        state.low_water = low_water;
+        let has_room = state.room_wanted && state.delivered.count() < UNDONE_RECORDS_MAX;
+        state.room_wanted &= !has_room;
         drop(state);
-        if moved {
+        if is_news {
             self.work.notify_one();
+        }
+        if has_room {
             self.announce();
         }
     }
@@ -303,7 +301,10 @@ impl Tracker {
     fn refused(&self, refused: Refused) -> CommitError {
         let Refused { code, message, current_epoch, .. } = refused;
         if grant_is_over(code) {
-            self.counters.add_refused_by_coordinator(1);
+            // A commit that was under way when its grant was given back may come after the release.
+            if !self.state().closed {
+                self.counters.add_refused_by_coordinator(1);
+            }
             CommitError::Fenced { ours: self.grant.epoch, current: current_epoch }
         } else {
             CommitError::Refused { code, message }

@@ -24,10 +24,13 @@ fn handing_over() -> (BoxHandler<CoordinatorOffsets>, mpsc::UnboundedReceiver<Ta
 }
 
 async fn records(input: &mut Input, count: usize) -> Vec<Record> {
-    let limits = Limits { records: count, bytes: usize::MAX, wait: SECOND };
-    let batch = input.next_batch(&limits).await.unwrap();
-    assert_eq!(batch.len(), count);
-    batch.into_iter().collect()
+    let mut records = Vec::new();
+    while records.len() < count {
+        let left = count - records.len();
+        let limits = Limits { records: left, bytes: usize::MAX, wait: SECOND };
+        records.extend(input.next_batch(&limits).await.unwrap());
+    }
+    records
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,13 +187,41 @@ async fn batch_that_was_not_awaited_to_its_end_is_not_lost() {
     let (owned, _end) = taken.recv().await.unwrap();
     let (mut input, _offsets) = owned.split();
     let limits = Limits { records: 3, bytes: usize::MAX, wait: SECOND * 60 };
+    let first = input.next_batch(&limits).await.unwrap();
+    assert_eq!(first.len(), 2, "the first batch of an ownership does not wait for more");
+    bench.append(0, 2);
     for _ in 0..3 {
         let cancelled = tokio::time::timeout(SECOND, input.next_batch(&limits)).await;
         assert!(cancelled.is_err());
     }
     bench.append(0, 1);
     let batch = input.next_batch(&limits).await.unwrap();
-    assert_eq!((batch.first().get(), batch.next().get(), batch.len()), (0, 3, 3));
+    assert_eq!((batch.first().get(), batch.next().get(), batch.len()), (2, 5, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_one_by_one_mix_with_batches_and_end_with_the_partition() {
+    let bench = Bench::new(1);
+    bench.append(0, 250);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    for offset in 0..150 {
+        let record = input.next_record().await.unwrap();
+        assert_eq!(record.offset.get(), offset);
+        assert_eq!(input.position(), record.next());
+        offsets.done(&record);
+    }
+    let batch = records(&mut input, 60).await;
+    assert_eq!(batch[0].offset.get(), 150);
+    assert_eq!(input.next_record().await.unwrap().offset.get(), 210);
+    offsets.done_before(NextOffset::new(211).unwrap());
+    assert_eq!(offsets.flush().await.unwrap().get(), 211);
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND);
+    input.ended().await;
+    assert_eq!(input.next_record().await, None, "39 records were received and not delivered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -224,10 +255,10 @@ async fn input_waits_while_too_many_records_are_not_done() {
     let (mut input, mut offsets) = owned.split();
     let limits =
         Limits { records: crate::offsets::UNDONE_RECORDS_MAX, bytes: usize::MAX, wait: SECOND };
-    let batch = input.next_batch(&limits).await.unwrap();
-    assert_eq!(batch.len(), crate::offsets::UNDONE_RECORDS_MAX);
+    let delivered = records(&mut input, crate::offsets::UNDONE_RECORDS_MAX).await;
     assert!(tokio::time::timeout(SECOND * 9, input.next_batch(&limits)).await.is_err());
-    offsets.done(&batch.records()[0]);
+    assert!(tokio::time::timeout(SECOND * 9, input.next_record()).await.is_err());
+    offsets.done(&delivered[0]);
     assert_eq!(input.next_batch(&limits).await.unwrap().len(), 1);
 }
 

@@ -369,6 +369,8 @@ fn member_json(member: &v1::MemberInfo) -> Value {
         "owned": member.owned,
         "joined_at_unix_ms": member.joined_at_unix_ms,
         "lease_remaining_ms": member.lease_remaining_ms,
+        "returning_within_ms": member.returning_within_ms,
+        "awaited_by": member.awaited_by,
     })
 }
 
@@ -400,14 +402,30 @@ fn members_table(members: &[v1::MemberInfo]) {
         table.row(vec![
             member.member.clone(),
             member.owned.to_string(),
-            member.lease_remaining_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms")),
+            lease(member),
             format!("{} ms", member.ttl_ms),
             if member.draining { "yes" } else { "no" }.to_owned(),
-            or_dash(&member.instance_id),
+            instance(member),
             or_dash(&member.client),
         ]);
     }
     table.print();
+}
+
+fn lease(member: &v1::MemberInfo) -> String {
+    match (member.returning_within_ms, member.lease_remaining_ms) {
+        (Some(within), _) => format!("away, kept {within} ms"),
+        (None, Some(remaining)) => format!("{remaining} ms"),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+fn instance(member: &v1::MemberInfo) -> String {
+    if member.awaited_by.is_empty() {
+        or_dash(&member.instance_id)
+    } else {
+        format!("{} (awaited by {})", member.instance_id, member.awaited_by)
+    }
 }
 
 fn partitions_table(partitions: &[v1::PartitionInfo]) {

@@ -8,6 +8,7 @@
 //! | Live     | heartbeat received                 | Live     | at once                 |
 //! | Live     | unheard for an interval plus slack | Silent   | once `heard` is applied |
 //! | Live     | deadline passed                    | Expiring | never renewed again     |
+//! | Live, Silent | cut short                      | same, with a nearer deadline | as before |
 //! | Silent   | heartbeat received                 | Silent, heard again | once `heard` is applied |
 //! | Silent   | `heard` applied                    | Live     | at once                 |
 //! | Silent   | deadline passed                    | Expiring | never renewed again     |
@@ -248,6 +249,24 @@ impl LeaseTable {
             self.expiring.remove(member);
             self.silent.remove(member);
         }
+    }
+
+    /// Ends the lease of `member` at `until` if that is sooner. The next renewal takes it back.
+    pub fn cut_short(&mut self, member: &MemberRef, until: Tick) {
+        let Some(lease) = self.leases.get_mut(member) else { return };
+        if lease.phase == Phase::Expiring || lease.deadline <= until {
+            return;
+        }
+        lease.deadline = until;
+        let (old, new) = (lease.check_at, lease.check_at.min(until));
+        lease.check_at = new;
+        self.checks.remove(&(old, member.clone()));
+        self.checks.insert((new, member.clone()));
+    }
+
+    /// When `member` was last heard.
+    pub fn heard_at(&self, member: &MemberRef) -> Option<Tick> {
+        self.leases.get(member).map(|lease| lease.heard_at)
     }
 
     /// Drops every membership that `keep` refuses.

@@ -1,6 +1,7 @@
 //! Coordinator of Tenure: raft, storage, the raft leader's driver, gRPC.
 
 mod clock;
+mod connection;
 mod driver;
 mod grpc;
 #[doc(hidden)]
@@ -20,7 +21,7 @@ mod view;
 /// The parts without IO, for the simulator. Not an interface: they change with the code around them.
 #[doc(hidden)]
 pub mod parts {
-    pub use crate::driver::{deadlines, leading, reign, session, settle};
+    pub use crate::driver::{deadlines, leading, places, reign, session, settle};
     pub use crate::grpc::{edge, judge, refusal, verify};
 }
 

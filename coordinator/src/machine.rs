@@ -144,6 +144,7 @@ impl Machine for GroupMachine {
                     | Event::MemberHeard { .. }
                     | Event::MemberExpired { .. }
                     | Event::MemberLeft { .. }
+                    | Event::MemberAway { .. }
             )
         };
         if outcomes.iter().flat_map(|outcome| &outcome.events).any(about_silence) {

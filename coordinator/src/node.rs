@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use tenure_model::Clock;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -16,6 +17,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::clock::BootClock;
+use crate::connection::Connection;
 use crate::driver::proposer::Proposer;
 use crate::driver::{Driver, Parts};
 use crate::grpc::{Services, Signer};
@@ -115,6 +117,7 @@ impl Node {
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_routes(routes);
         let incoming = TcpIncoming::from(clients).with_nodelay(Some(true));
+        let incoming = incoming.map(|accepted| accepted.map(Connection::new));
         let serving = async move {
             // A sender that is gone means the same as its word.
             let end = async move { drop(ending.wait_for(|closing| *closing).await) };

@@ -9,10 +9,20 @@ use tenure_planner::{Input, Member, Topic};
 
 /// What a plan of `group` is made from; it stays close to the last target and to who owns what.
 pub fn input(group: &Group) -> Input {
+    let mut pins = group.pins.clone();
+    let kept = group.target.iter().filter(|(_, member)| {
+        group.members.get(*member).is_some_and(|member| member.away.is_some())
+    });
+    for (partition, member) in kept {
+        pins.entry(*partition).or_insert_with(|| member.clone());
+    }
     let members = group.members.iter().map(|(name, member)| {
+        // Who is away keeps what is kept for it, and is given nothing more.
+        let kept = group.derived.waiting.get(name).map_or(0, BTreeSet::len);
+        let kept = member.away.map(|_| u32::try_from(kept).unwrap_or(u32::MAX));
         let planned = Member {
             topics: member.topics.iter().cloned().collect(),
-            partitions_max: member.partitions_max,
+            partitions_max: kept.or(member.partitions_max),
             draining: member.draining,
         };
         (name.clone(), planned)
@@ -33,7 +43,7 @@ pub fn input(group: &Group) -> Input {
         members: members.collect(),
         topics: topics.collect(),
         current: current.collect(),
-        pins: group.pins.clone(),
+        pins,
         avoid: avoid.collect(),
     }
 }

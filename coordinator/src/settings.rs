@@ -100,6 +100,12 @@ pub struct Deadlines {
     pub settle_max_ms: u64,
     /// How long after a missed heartbeat interval a member is logged as silent. Default 1000.
     pub silence_slack_ms: u64,
+    /// In groups with `takeover = fence`: how long a member may take to come back after its connection was closed by
+    /// its end, before its lease ends. Static members keep their whole ttl. Default 250.
+    pub fence_grace_ms: u64,
+    /// How many leases may be cut short like that within one `vanished_window_ms`; further ones keep their length.
+    /// 0: none. Default 8.
+    pub fence_grace_most: u64,
     /// Back-off after the first failed acquire of a partition; doubles with each one in a row. Default 1000.
     pub hold_ms: u64,
     /// Longest back-off. Default 60000.
@@ -185,6 +191,8 @@ impl Default for Deadlines {
             settle_ms: 300,
             settle_max_ms: 3_000,
             silence_slack_ms: 1_000,
+            fence_grace_ms: 250,
+            fence_grace_most: 8,
             hold_ms: 1_000,
             hold_max_ms: 60_000,
             vanished_share_percent: 50,
@@ -309,6 +317,7 @@ impl NodeSettings {
             ("deadlines.settle_ms", settle_ms),
             ("deadlines.settle_max_ms", settle_max_ms),
             ("deadlines.silence_slack_ms", self.deadlines.silence_slack_ms),
+            ("deadlines.fence_grace_ms", self.deadlines.fence_grace_ms),
             ("deadlines.hold_ms", hold_ms),
             ("deadlines.hold_max_ms", hold_max_ms),
             ("deadlines.vanished_window_ms", self.deadlines.vanished_window_ms),

@@ -45,6 +45,8 @@ pub struct Beat {
     /// When the lease runs out, on this node's clock.
     pub deadline: Tick,
     pub held: Vec<Held>,
+    /// Process that waits for this member's place, for people; empty: none.
+    pub awaited_by: String,
 }
 
 /// Last heartbeats of all members; written by the driver, read by whoever describes a group.

@@ -4,7 +4,7 @@ use tenure_core::State;
 use tenure_core::command::ReleaseReason;
 use tenure_core::event::FreeCause;
 use tenure_core::state::{Group, Member, Ownership, PartitionState};
-use tenure_model::{GroupId, MemberId, Partition, Tick};
+use tenure_model::{GroupId, InstanceId, MemberId, Partition, Tick};
 use tenure_proto::convert::{group_settings_to_wire, partition_to_wire};
 use tenure_proto::v1;
 
@@ -74,7 +74,7 @@ fn member_info(
     heard: Heard<'_>,
 ) -> v1::MemberInfo {
     let beat = heard.beats.get(&(group.clone(), name.clone()));
-    let remaining = beat.map(|beat| beat.deadline.since(heard.now).as_millis());
+    let remaining = beat.as_ref().map(|beat| beat.deadline.since(heard.now).as_millis());
     v1::MemberInfo {
         member: name.to_string(),
         member_epoch: member.epoch.0,
@@ -87,6 +87,8 @@ fn member_info(
         owned: count(member.owned.len()),
         joined_at_unix_ms: member.joined_at.0,
         lease_remaining_ms: remaining.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
+        returning_within_ms: member.away.map(|away| away.returning_within_ms),
+        awaited_by: beat.map_or_else(String::new, |beat| beat.awaited_by.clone()),
     }
 }
 
@@ -117,10 +119,19 @@ fn partition_info(
         target_member: text(target),
         acquired,
         since_unix_ms: found.changed_time.0,
-        cause: cause(found, held.as_ref()),
+        cause: match kept_for(group, target).filter(|_| owner.is_none()) {
+            Some(instance) => format!("{}; kept for instance {instance}", cause(found, None)),
+            None => cause(found, held.as_ref()),
+        },
         position: held.as_ref().filter(|held| is_reading(held.phase)).map(|held| held.position),
         error: error(found, held.as_ref()),
     }
+}
+
+/// The static member whose return the partition waits for.
+fn kept_for<'a>(group: &'a Group, target: Option<&MemberId>) -> Option<&'a InstanceId> {
+    let member = group.members.get(target?)?;
+    member.away.and(member.instance.as_ref())
 }
 
 /// What the owner's last heartbeat says of this very grant.

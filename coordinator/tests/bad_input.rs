@@ -294,7 +294,7 @@ async fn malformed_acts_are_answered_and_the_session_goes_on() {
         (
             "leave, long reason",
             "INVALID_ARGUMENT",
-            Up::Leave(v1::Leave { request: 1, partitions: vec![], reason: "x".repeat(1_025) }),
+            Up::Leave(v1::Leave { request: 1, reason: "x".repeat(1_025), ..v1::Leave::default() }),
         ),
     ];
     let mut cases = Vec::new();

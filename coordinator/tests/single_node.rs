@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
 
 mod common;
+#[path = "single_node/places.rs"]
+mod places;
 
 use std::time::Duration;
 
@@ -72,7 +74,7 @@ async fn member_joins_is_granted_acquires_commits_and_leaves() {
     let running = described.partitions.iter().find(|p| p.partition == grants[0].partition).unwrap();
     assert_eq!((running.position, running.committed, running.acquired), (Some(57), Some(41), true));
 
-    let leave = v1::Leave { request: 7, partitions: vec![], reason: "test ends".to_owned() };
+    let leave = v1::Leave { request: 7, reason: "test ends".to_owned(), ..v1::Leave::default() };
     assert_eq!(ann.act(7, Up::Leave(leave)).await, Ok(()));
     assert!(matches!(ann.next().await, Ok(Some(Down::Ended(v1::Ended { error: None })))));
     assert!(matches!(ann.next().await, Ok(None)));

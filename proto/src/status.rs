@@ -19,6 +19,7 @@ const fn grpc_code(code: ErrorCode) -> Code {
         | ErrorCode::MemberGone
         | ErrorCode::StaleMember
         | ErrorCode::InstanceInUse
+        | ErrorCode::InstanceWaits
         | ErrorCode::SettingsConflict
         | ErrorCode::OffsetRegressed
         | ErrorCode::StaleCommit

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use tenure_model::limits::RETURNING_WITHIN_MS_MAX;
 use tenure_model::{
     Clock, GroupId, GroupSettings, Home, InstanceId, LeaseSettings, MemberId, SettingsError,
     SinkSetting, Takeover, TopicName,
@@ -51,6 +52,15 @@ pub enum BuildError {
     /// A length or count is zero.
     #[error("{0} is 0: give it a value above 0")]
     Zero(&'static str),
+    /// A return is promised, by nothing that would tell who returns.
+    #[error("returning_within needs an instance id to return by: give one")]
+    ReturnWithoutInstance,
+    /// A return is promised too late.
+    #[error("returning_within is {given_ms} ms: use 1 to {RETURNING_WITHIN_MS_MAX}")]
+    ReturnOutOfRange {
+        /// What was given, in milliseconds.
+        given_ms: u128,
+    },
     /// Lease or group settings contradict each other.
     #[error(transparent)]
     Settings(#[from] SettingsError),
@@ -144,6 +154,14 @@ impl<S: FencedSink> ConsumerBuilder<S> {
     #[must_use]
     pub fn instance_id(mut self, instance: InstanceId) -> Self {
         self.session.instance = Some(instance);
+        self
+    }
+
+    /// On a shutdown, the member's partitions are kept for the next process with its instance id, for so long at most
+    /// (1 ms to one hour), instead of going to others. Needs [`ConsumerBuilder::instance_id`]. Default: they go.
+    #[must_use]
+    pub fn returning_within(mut self, length: Duration) -> Self {
+        self.session.returning_within = Some(length);
         self
     }
 
@@ -280,10 +298,24 @@ impl<S: FencedSink> ConsumerBuilder<S> {
         if session.partitions_max == Some(0) {
             return Err(BuildError::Zero("partitions_max"));
         }
+        check_return(&session)?;
         session.lease = session.lease.validate()?;
         session.settings = group_settings(&home, &also, takeover)?;
         let parts = Parts { home, offsets, counters, also, source, settings, hook };
         Ok(Consumer::new(parts, session))
+    }
+}
+
+fn check_return(session: &SessionConfig) -> Result<(), BuildError> {
+    let Some(length) = session.returning_within else { return Ok(()) };
+    if session.instance.is_none() {
+        return Err(BuildError::ReturnWithoutInstance);
+    }
+    let given_ms = length.as_millis();
+    if (1..=u128::from(RETURNING_WITHIN_MS_MAX)).contains(&given_ms) {
+        Ok(())
+    } else {
+        Err(BuildError::ReturnOutOfRange { given_ms })
     }
 }
 

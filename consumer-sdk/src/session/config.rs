@@ -1,6 +1,7 @@
 //! Settings of a session.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_model::{Clock, GroupId, GroupSettings, InstanceId, LeaseSettings, MemberId, TopicName};
 
@@ -18,6 +19,9 @@ pub struct SessionConfig {
     pub member: Option<MemberId>,
     /// Makes the member static. Default: none.
     pub instance: Option<InstanceId>,
+    /// Static members only: leaves with the promise that a process with the same instance id joins again within this
+    /// time, 1 ms to one hour; its partitions are kept for it. Default: leaves for good.
+    pub returning_within: Option<Duration>,
     /// Topics to read, 1 to 1000.
     pub topics: Vec<TopicName>,
     /// What all members of the group agree on.
@@ -45,6 +49,7 @@ impl SessionConfig {
             group,
             member: None,
             instance: None,
+            returning_within: None,
             topics,
             settings: GroupSettings::default(),
             lease: LeaseSettings::default(),
@@ -64,6 +69,7 @@ impl std::fmt::Debug for SessionConfig {
             .field("group", &self.group)
             .field("member", &self.member)
             .field("instance", &self.instance)
+            .field("returning_within", &self.returning_within)
             .field("topics", &self.topics)
             .field("settings", &self.settings)
             .field("lease", &self.lease)

@@ -90,6 +90,9 @@ fn check(config: &SessionConfig) -> Result<(), String> {
     if config.topics.is_empty() {
         return Err("no topic is named: give at least one".to_owned());
     }
+    if config.returning_within.is_some() && config.instance.is_none() {
+        return Err("returning_within needs an instance id to return by: give one".to_owned());
+    }
     config.lease.validate().map_err(|error| error.to_string())?;
     config.settings.clone().validate().map_err(|error| error.to_string())?;
     Ok(())
@@ -204,6 +207,7 @@ impl Driver {
             group: config.group.clone(),
             member,
             instance: config.instance.clone(),
+            returning_within: config.returning_within,
             topics: config.topics.clone(),
             settings: config.settings.clone(),
             lease: config.lease,

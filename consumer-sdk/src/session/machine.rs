@@ -22,6 +22,7 @@ mod grants;
 mod link;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_model::{
     Epoch, ErrorCode, GroupId, GroupSettings, Index, InstanceId, LeaseSettings, MemberEpoch,
@@ -49,6 +50,8 @@ pub struct Settings {
     pub member: MemberId,
     /// Makes the member static.
     pub instance: Option<InstanceId>,
+    /// Static members only: how long the place is to be kept for a return after the leave.
+    pub returning_within: Option<Duration>,
     /// Topics to read.
     pub topics: Vec<TopicName>,
     /// What all members of the group agree on.
@@ -327,6 +330,14 @@ impl Machine {
         self.link == Link::Closed
     }
 
+    /// Says once that an earlier process holds this one up.
+    fn log_waiting(&self, why: &str) {
+        if self.backoff.is_fresh() {
+            let (group, member) = (&self.settings.group, &self.member);
+            tracing::warn!(%group, %member, why, "waiting for the place of the earlier process");
+        }
+    }
+
     /// Says once that the session is broken; the attempts after the first are for those who look closer.
     fn log_broken(&self, error: &str) {
         let (group, member) = (&self.settings.group, &self.member);
@@ -417,6 +428,7 @@ const fn is_of_membership(code: ErrorCode) -> bool {
         | ErrorCode::NotOwned
         | ErrorCode::UnknownGroup
         | ErrorCode::InstanceInUse
+        | ErrorCode::InstanceWaits
         | ErrorCode::UnknownPartition
         | ErrorCode::SettingsConflict
         | ErrorCode::OffsetRegressed

@@ -35,6 +35,9 @@ pub enum Command {
     MarkMembersSilent { term: Term, members: Vec<SilentMember> },
     /// Silent members were heard again.
     MarkMembersHeard { term: Term, members: Vec<MemberRef> },
+    /// The raft leader found static members whose lease ran out while a process with their instance id waits for it:
+    /// their places are kept for it.
+    ReserveMembers { term: Term, members: Vec<MemberRef>, returning_within_ms: u64 },
     /// The planner's answer for one group epoch.
     InstallTarget(InstallTarget),
     /// A member lets go.
@@ -103,6 +106,9 @@ pub struct LeaveGroup {
     pub member: MemberId,
     pub partitions: Vec<Release>,
     pub reason: String,
+    /// Static members only: their place is kept for the next process with their instance id, this long at most. 1 to
+    /// `RETURNING_WITHIN_MS_MAX`.
+    pub returning_within_ms: Option<u64>,
 }
 
 /// One membership.

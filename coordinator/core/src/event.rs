@@ -27,6 +27,18 @@ pub enum Event {
         group: GroupId,
         member: MemberId,
     },
+    /// It owns nothing any more; its lines of the target wait for the next process with its instance id.
+    MemberAway {
+        group: GroupId,
+        member: MemberId,
+        returning_within_ms: u64,
+    },
+    /// The place of `from` in the target is that of `to` now. `from` leaves right after it.
+    PlaceTaken {
+        group: GroupId,
+        from: MemberId,
+        to: MemberId,
+    },
     MemberSilenced {
         group: GroupId,
         member: MemberId,
@@ -174,6 +186,8 @@ impl Event {
             Self::GroupCreated { group, .. }
             | Self::MemberLeft { group, .. }
             | Self::MemberExpired { group, .. }
+            | Self::MemberAway { group, .. }
+            | Self::PlaceTaken { group, .. }
             | Self::MemberSilenced { group, .. }
             | Self::MemberHeard { group, .. }
             | Self::MemberDrained { group, .. }

@@ -8,7 +8,7 @@ use tenure_model::{Epoch, GroupId, MemberId, Partition, PartitionIndex, TopicId,
 use crate::command::OffsetCommit;
 use crate::event::MemberJoined;
 use crate::state::{
-    Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic,
+    Away, Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic,
 };
 use crate::{Event, State};
 
@@ -24,6 +24,17 @@ impl State {
             Event::MemberUpdated(joined) => self.update_member(joined),
             Event::MemberLeft { group, member, .. } | Event::MemberExpired { group, member } => {
                 self.remove_member(group, member);
+            }
+            Event::MemberAway { group, member, returning_within_ms } => {
+                let away = Away { since: self.applied, returning_within_ms: *returning_within_ms };
+                self.change_member(group, member, |member| {
+                    member.away = Some(away);
+                    member.silent = None;
+                    member.draining = false;
+                });
+            }
+            Event::PlaceTaken { group, from, to } => {
+                self.change_group(group, |group| group.hand_over_place(from, to));
             }
             Event::MemberSilenced { group, member, silent_for_ms } => {
                 let silence = Silence { index: self.applied, silent_for_ms: *silent_for_ms };
@@ -123,6 +134,7 @@ impl State {
             assignment_version: self.applied,
             owned: BTreeSet::new(),
             silent: None,
+            away: None,
         };
         self.change_group(&joined.group, |group| {
             group.members.insert(joined.member.clone(), member);
@@ -272,6 +284,16 @@ impl Group {
             }
         }
         topic.partition_count = topic.partition_count.max(partition_count);
+    }
+
+    /// Lines of the target and pins of `from` are those of `to` now.
+    fn hand_over_place(&mut self, from: &MemberId, to: &MemberId) {
+        for member in self.target.values_mut().chain(self.pins.values_mut()) {
+            if member == from {
+                member.clone_from(to);
+            }
+        }
+        self.rebuild_derived();
     }
 
     fn lift_hold(&mut self, partition: Partition) {

@@ -297,6 +297,8 @@ impl What {
             }
             Event::GroupCreated { .. }
             | Event::MemberUpdated(_)
+            | Event::MemberAway { .. }
+            | Event::PlaceTaken { .. }
             | Event::MemberSilenced { .. }
             | Event::MemberHeard { .. }
             | Event::TopicGrown { .. }

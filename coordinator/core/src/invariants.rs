@@ -55,6 +55,10 @@ fn check_limits(group: &Group) -> Result<(), String> {
 fn check_members(group: &Group) -> Result<(), String> {
     for (name, member) in &group.members {
         ensure(!group.tombstones.contains(name), || format!("{name} is alive and gone"))?;
+        let is_away = member.away.is_some();
+        ensure(!is_away || (member.instance.is_some() && member.owned.is_empty()), || {
+            format!("{name} is away, and not static or still an owner")
+        })?;
         for partition in &member.owned {
             let owner = group.partitions.get(partition).and_then(|state| state.ownership.owner());
             ensure(owner == Some(name), || {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use tenure_model::{Epoch, GroupEpoch, GroupId, Index, MemberId, Partition, TopicName};
 
 use crate::command::{GrantRef, MemberRef};
-use crate::state::{Committed, Group, Member, PartitionState, Silence};
+use crate::state::{Away, Committed, Group, Member, PartitionState, Silence};
 use crate::{Event, Rejection, State};
 
 /// Everything that one member owns now.
@@ -58,14 +58,15 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Rejection::UnknownGroup`], [`Rejection::MemberGone`] for one that left or expired, else
+    /// [`Rejection::UnknownGroup`], [`Rejection::MemberGone`] for one that left, expired or is away, else
     /// [`Rejection::UnknownMember`].
     pub fn member(&self, id: &GroupId, member: &MemberId) -> Result<(&Group, &Member), Rejection> {
         let group = self.group(id)?;
-        if let Some(found) = group.members.get(member) {
+        let found = group.members.get(member);
+        if let Some(found) = found.filter(|found| found.away.is_none()) {
             return Ok((group, found));
         }
-        Err(if group.tombstones.contains(member) {
+        Err(if found.is_some() || group.tombstones.contains(member) {
             Rejection::MemberGone { group: id.clone(), member: member.clone() }
         } else {
             Rejection::UnknownMember { group: id.clone(), member: member.clone() }
@@ -105,10 +106,21 @@ impl State {
         })
     }
 
+    /// Static members that are away.
+    pub fn members_away(&self) -> impl Iterator<Item = (MemberRef, Away)> {
+        self.groups.iter().flat_map(|(id, group)| {
+            group.members.iter().filter_map(|(name, member)| {
+                let (group, member_epoch) = (id.clone(), member.epoch);
+                Some((MemberRef { group, member: name.clone(), member_epoch }, member.away?))
+            })
+        })
+    }
+
     /// Live members: ttl and heartbeat interval in milliseconds, and the log's word that it is silent.
     pub fn members(&self) -> impl Iterator<Item = (MemberRef, u64, u64, Option<Silence>)> {
         self.groups.iter().flat_map(|(id, group)| {
-            group.members.iter().map(|(name, member)| {
+            let here = group.members.iter().filter(|(_, member)| member.away.is_none());
+            here.map(|(name, member)| {
                 let named = MemberRef {
                     group: id.clone(),
                     member: name.clone(),
@@ -170,12 +182,14 @@ impl State {
                 }
                 Event::MemberLeft { group, member, .. }
                 | Event::MemberExpired { group, member }
+                | Event::MemberAway { group, member, .. }
                 | Event::PartitionGranted { group, member, .. }
                 | Event::PartitionRevoked { group, member, .. }
                 | Event::PartitionReleased { group, member, .. } => {
                     Some((group.clone(), member.clone()))
                 }
                 Event::GroupCreated { .. }
+                | Event::PlaceTaken { .. }
                 | Event::MemberSilenced { .. }
                 | Event::MemberHeard { .. }
                 | Event::MemberDrained { .. }

@@ -3,10 +3,10 @@
 //! | owned by        | target        | step                                                         |
 //! |-----------------|---------------|--------------------------------------------------------------|
 //! | nobody          | none          | wait for a plan                                              |
-//! | nobody          | m             | grant to m at the next epoch; wait while held back, or m may not own it, or m is full |
+//! | nobody          | m             | grant to m at the next epoch; wait while held back, or m may not own it, is away, or is full |
 //! | a               | a             | nothing                                                      |
 //! | a               | none          | revoke                                                       |
-//! | a               | m             | revoke; wait while m may not own it, or m is full            |
+//! | a               | m             | revoke; wait while m may not own it, is away, or is full     |
 //! | a, revoking     | anything      | wait for the release, even where the target is a again        |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,6 +97,8 @@ fn dirty(events: &[Event]) -> BTreeMap<&GroupId, Dirty<'_>> {
             Event::GroupCreated { .. }
             | Event::MemberLeft { .. }
             | Event::MemberExpired { .. }
+            | Event::MemberAway { .. }
+            | Event::PlaceTaken { .. }
             | Event::MemberSilenced { .. }
             | Event::MemberHeard { .. }
             | Event::TopicGrown { .. }
@@ -126,8 +128,8 @@ fn step(
     let target = group.target.get(&partition);
     match (&state.ownership, target) {
         (Ownership::Free, Some(member)) => {
-            if state.is_held_back() || !group.may_own(member, partition) || !rooms.has_room(member)
-            {
+            let may = group.may_be_granted(member, partition);
+            if state.is_held_back() || !may || !rooms.has_room(member) {
                 return None;
             }
             let epoch = Epoch::new(counter.checked_add(1)?).ok()?;
@@ -142,7 +144,7 @@ fn step(
         }
         (Ownership::Held { member: owner, .. }, None) => revoke(id, group, partition, owner),
         (Ownership::Held { member: owner, .. }, Some(next)) if owner != next => {
-            if !group.may_own(next, partition) || !rooms.has_room(next) {
+            if !group.may_be_granted(next, partition) || !rooms.has_room(next) {
                 return None;
             }
             rooms.take(next);

@@ -75,6 +75,18 @@ pub struct Member {
     pub owned: BTreeSet<Partition>,
     /// Set while the log says that it is silent.
     pub silent: Option<Silence>,
+    /// Set while its process is gone and its lines of the target wait for the next one with its instance id. It owns
+    /// nothing then, and its member id is used up.
+    pub away: Option<Away>,
+}
+
+/// A static member whose place is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// Index of the entry since which it is.
+    pub since: Index,
+    /// How long the raft leader waits for its return, in milliseconds.
+    pub returning_within_ms: u64,
 }
 
 /// The log's word that a member was not heard.
@@ -284,13 +296,26 @@ impl Group {
         topic.is_some_and(|topic| partition.index.get() >= topic.initial_partition_count)
     }
 
-    /// Whether `member` may be given `partition`: it lives, wants the topic and is not draining.
+    /// The member with this instance id, live or away.
+    #[must_use]
+    pub fn instance(&self, instance: &InstanceId) -> Option<(&MemberId, &Member)> {
+        self.members.iter().find(|(_, member)| member.instance.as_ref() == Some(instance))
+    }
+
+    /// Whether a target may give `partition` to `member`: it wants the topic, is not draining, and lives or is away.
     #[must_use]
     pub fn may_own(&self, member: &MemberId, partition: Partition) -> bool {
         let Some(topic) = self.topics.get(&partition.topic_id) else { return false };
         self.members
             .get(member)
             .is_some_and(|member| !member.draining && member.subscribes_to(&topic.name))
+    }
+
+    /// Whether `member` may be granted `partition` now: a target may give it to it, and it is not away.
+    #[must_use]
+    pub fn may_be_granted(&self, member: &MemberId, partition: Partition) -> bool {
+        let is_here = self.members.get(member).is_some_and(|member| member.away.is_none());
+        is_here && self.may_own(member, partition)
     }
 }
 

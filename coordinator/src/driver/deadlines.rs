@@ -1,4 +1,4 @@
-//! Deadlines of revocations, acquires and holds, on the raft leader's own clock. Pure: time is an argument.
+//! Deadlines of revocations, acquires, holds and returns, on the raft leader's own clock. Pure: time is an argument.
 //!
 //! Level-triggered: [`Timers::follow`] takes over what the state says; a new raft leader gives every length again.
 
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_core::State;
-use tenure_core::command::GrantRef;
+use tenure_core::command::{GrantRef, MemberRef};
 use tenure_model::{GroupId, Index, MemberId, Partition, Takeover, Tick};
 
 use crate::settings::NodeSettings;
@@ -42,6 +42,8 @@ pub struct Due {
     pub drains: Vec<GrantRef>,
     pub acquires: Vec<GrantRef>,
     pub holds: Vec<(GroupId, Partition)>,
+    /// Static members that did not return in time.
+    pub returns: Vec<MemberRef>,
 }
 
 /// See the module.
@@ -51,11 +53,18 @@ pub struct Timers {
     drains: BTreeMap<GrantRef, Tick>,
     acquires: BTreeMap<GrantRef, Tick>,
     holds: BTreeMap<(GroupId, Partition), (Index, Tick)>,
+    returns: BTreeMap<MemberRef, Tick>,
 }
 
 impl Timers {
     pub const fn new(lengths: Lengths) -> Self {
-        Self { lengths, drains: BTreeMap::new(), acquires: BTreeMap::new(), holds: BTreeMap::new() }
+        Self {
+            lengths,
+            drains: BTreeMap::new(),
+            acquires: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            returns: BTreeMap::new(),
+        }
     }
 
     /// Starts a timer for everything new in `state`, and forgets what is not there any more.
@@ -86,6 +95,13 @@ impl Timers {
             holds.insert(key, timer);
         }
         self.holds = holds;
+        let mut returns = BTreeMap::new();
+        for (member, away) in state.members_away() {
+            let length = Duration::from_millis(away.returning_within_ms);
+            let at = self.returns.remove(&member).unwrap_or_else(|| now.after(length));
+            returns.insert(member, at);
+        }
+        self.returns = returns;
     }
 
     /// Where only the lease protects, a drain outlasts the lease of an owner that never heard of it.
@@ -119,6 +135,12 @@ impl Timers {
                 .filter(|(_, (_, at))| *at <= now)
                 .map(|(key, _)| key.clone())
                 .collect(),
+            returns: self
+                .returns
+                .iter()
+                .filter(|(_, at)| **at <= now)
+                .map(|(member, _)| member.clone())
+                .collect(),
         }
     }
 
@@ -130,7 +152,8 @@ impl Timers {
     /// The raft leader's loop stood still for `gap`: all deadlines move by it.
     pub fn add_gap(&mut self, gap: Duration) {
         let holds = self.holds.values_mut().map(|(_, at)| at);
-        for at in self.drains.values_mut().chain(self.acquires.values_mut()).chain(holds) {
+        let drains = self.drains.values_mut().chain(self.acquires.values_mut());
+        for at in drains.chain(self.returns.values_mut()).chain(holds) {
             *at = at.after(gap);
         }
     }
@@ -139,8 +162,8 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use tenure_core::command::{
-        AcknowledgeAcquired, Context, InstallTarget, JoinGroup, Release, ReleasePartitions,
-        ReleaseReason, TopicReport,
+        AcknowledgeAcquired, Context, InstallTarget, JoinGroup, LeaveGroup, Release,
+        ReleasePartitions, ReleaseReason, TopicReport,
     };
     use tenure_core::{Command, Event};
     use tenure_model::{
@@ -283,6 +306,41 @@ mod tests {
         let seconds = |failures| timers.back_off(failures).as_secs();
         assert_eq!([seconds(1), seconds(2), seconds(3)], [1, 2, 4]);
         assert_eq!([seconds(7), seconds(40), seconds(u32::MAX)], [60, 60, 60]);
+    }
+
+    #[test]
+    fn place_is_kept_for_the_length_that_its_member_named() {
+        let mut rig = Rig::new(9_000, GroupSettings::default());
+        rig.apply(Command::JoinGroup(JoinGroup {
+            group: group(),
+            member: MemberId::new("cat").unwrap(),
+            instance: Some("x".parse().unwrap()),
+            topics: vec![TopicName::new("t").unwrap()],
+            settings: GroupSettings::default(),
+            ttl_ms: 9_000,
+            heartbeat_interval_ms: 3_000,
+            client: String::new(),
+            partitions_max: None,
+            report: vec![],
+            rejoin: None,
+        }));
+        rig.apply(Command::LeaveGroup(LeaveGroup {
+            group: group(),
+            member: MemberId::new("cat").unwrap(),
+            partitions: vec![],
+            reason: String::new(),
+            returning_within_ms: Some(60_000),
+        }));
+        let mut timers = Timers::new(lengths());
+        timers.follow(&rig.state, secs(0));
+        timers.add_gap(Duration::from_secs(5));
+        timers.follow(&rig.state, secs(30));
+        assert_eq!(timers.due(secs(64)), Due::default());
+        let due = timers.due(secs(65)).returns;
+        assert_eq!(due.iter().map(|named| named.member.as_str()).collect::<Vec<_>>(), ["cat"]);
+        rig.apply(Command::ExpireMembers { term: Term(1), members: due });
+        timers.follow(&rig.state, secs(66));
+        assert_eq!(timers.due(secs(100)), Due::default());
     }
 
     #[test]

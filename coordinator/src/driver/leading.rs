@@ -12,6 +12,7 @@ use tenure_model::limits::ENTRY_COMMANDS_MAX;
 use tenure_model::{ErrorCode, GroupEpoch, GroupId, Tick};
 
 use super::deadlines::Due;
+use super::places::SUCCESSOR_MS;
 use super::reign::{Reign, WaitingMembers};
 use crate::lease::Notice;
 use crate::planning;
@@ -29,6 +30,8 @@ pub type Outcome<'a> = Option<Result<&'a Reply, &'a Rejection>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
     Expire,
+    Reserve,
+    EndPlaces,
     Silence,
     Hear,
     TakeBackDrained,
@@ -107,6 +110,17 @@ impl Reign {
                     tracing::info!(group = %member.group, member = %member.member, "member expired");
                     self.end_membership(member);
                 }
+                (Lane::Reserve, Ok(())) => {
+                    tracing::info!(
+                        group = %member.group, member = %member.member,
+                        "member expired, its place is kept for the process that waits"
+                    );
+                    self.end_membership(member);
+                }
+                (Lane::EndPlaces, Ok(())) => tracing::info!(
+                    group = %member.group, member = %member.member,
+                    "static member did not return in time, its place is given up"
+                ),
                 (Lane::Silence, Ok(())) => self.table.silence_applied(member),
                 (Lane::Hear, Ok(())) => self.heard_again(member),
                 (lane, Err(rejection)) => {
@@ -116,12 +130,16 @@ impl Reign {
                         self.heard_again(member);
                     } else if lane == Lane::Silence {
                         self.table.silence_applied(member);
+                    } else if lane == Lane::Reserve {
+                        // It expires like any other then.
+                        self.places.turn_away(member);
                     }
                 }
                 (Lane::TakeBackDrained | Lane::TakeBackUnacquired | Lane::LiftHolds, Ok(())) => {}
             }
         }
     }
+
     /// A target has a verdict, or was lost: then the group is planned again.
     pub fn planned(&mut self, group: &GroupId, outcome: Outcome<'_>, now: Tick) {
         match outcome {
@@ -149,7 +167,17 @@ fn due(reign: &Reign, now: Tick) -> Vec<Proposal> {
     let term = reign.term;
     let mut proposals = Vec::new();
     let mut add = |lane, members, command| proposals.push(Proposal { lane, members, command });
-    let members: Vec<MemberRef> = reign.table.expiring().take(LINES_MAX).cloned().collect();
+    let expiring = reign.table.expiring().take(LINES_MAX).cloned();
+    let (awaited, members): (Vec<MemberRef>, Vec<MemberRef>) =
+        expiring.partition(|member| reign.places.is_awaited(member, now));
+    if !awaited.is_empty() {
+        let command = Command::ReserveMembers {
+            term,
+            members: awaited.clone(),
+            returning_within_ms: SUCCESSOR_MS,
+        };
+        add(Lane::Reserve, awaited, command);
+    }
     if !members.is_empty() {
         add(Lane::Expire, members.clone(), Command::ExpireMembers { term, members });
     }
@@ -164,7 +192,11 @@ fn due(reign: &Reign, now: Tick) -> Vec<Proposal> {
     if !members.is_empty() {
         add(Lane::Hear, members.clone(), Command::MarkMembersHeard { term, members });
     }
-    let Due { mut drains, mut acquires, mut holds } = reign.timers.due(now);
+    let Due { mut drains, mut acquires, mut holds, returns: mut members } = reign.timers.due(now);
+    members.truncate(LINES_MAX);
+    if !members.is_empty() {
+        add(Lane::EndPlaces, members.clone(), Command::ExpireMembers { term, members });
+    }
     drains.truncate(LINES_MAX);
     if !drains.is_empty() {
         add(Lane::TakeBackDrained, vec![], Command::ExpireRevocations { term, grants: drains });

@@ -5,6 +5,7 @@
 
 pub mod deadlines;
 pub mod leading;
+pub mod places;
 pub(crate) mod proposer;
 pub mod reign;
 pub mod session;
@@ -232,13 +233,30 @@ impl Driver {
                 reign.open(member, receipt, session);
             }
             (Some(reign), Input::Heartbeat(beat)) => reign.heartbeat(beat),
-            (Some(reign), Input::Close { member, session }) => reign.close(&member, session),
+            (Some(reign), Input::Close { member, session, by_peer: false }) => {
+                reign.close(&member, session);
+            }
+            (Some(reign), Input::Close { member, session, by_peer: true }) => {
+                let now = self.parts.clock.now();
+                self.parts.raft.with_machine(|machine| {
+                    reign.closed_by_peer(&member, session, machine.state(), now);
+                });
+            }
+            (Some(reign), Input::AskPlace { asker, answer }) => {
+                let now = self.parts.clock.now();
+                let place = self
+                    .parts
+                    .raft
+                    .with_machine(|machine| reign.ask_for_place(&asker, machine.state(), now));
+                // Whoever gave up asks again.
+                let _asker_waits = answer.send(place);
+            }
             (None, Input::Open(open)) => {
                 let (_, _, session) = Session::new(open);
                 session.refuse(not_leader(&self.leadership.borrow()));
             }
-            // Its session was told when the term ended.
-            (None, Input::Heartbeat(_) | Input::Close { .. }) => {}
+            // Its session was told when the term ended; an answer that is dropped says it too.
+            (None, Input::Heartbeat(_) | Input::Close { .. } | Input::AskPlace { .. }) => {}
         }
     }
 

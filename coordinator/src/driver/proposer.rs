@@ -141,9 +141,9 @@ fn weight(command: &Command) -> usize {
             leave.partitions.iter().map(|release| LINE + release.error.len()).sum()
         }
         Command::ReportTopics(report) => report.topics.len() * MEMBER,
-        Command::ExpireMembers { members, .. } | Command::MarkMembersHeard { members, .. } => {
-            members.len() * MEMBER
-        }
+        Command::ExpireMembers { members, .. }
+        | Command::ReserveMembers { members, .. }
+        | Command::MarkMembersHeard { members, .. } => members.len() * MEMBER,
         Command::MarkMembersSilent { members, .. } => members.len() * MEMBER,
         Command::InstallTarget(install) => install.target.len() * MEMBER,
         Command::ReleasePartitions(release) => {

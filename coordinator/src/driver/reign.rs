@@ -13,6 +13,7 @@ use tenure_proto::v1::session_down::Down;
 
 use super::deadlines::Timers;
 use super::leading::Lanes;
+use super::places::Places;
 use super::session::{Session, assignment_to_wire};
 use super::settle::Settling;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
@@ -53,7 +54,8 @@ pub struct Reign {
     pub(super) lanes: Lanes,
     /// A confirmation of leadership is under way.
     pub(super) is_confirming: bool,
-    settings: Arc<NodeSettings>,
+    pub(super) places: Places,
+    pub(super) settings: Arc<NodeSettings>,
     node_address: String,
     beats: Arc<Beats>,
 }
@@ -86,6 +88,7 @@ impl Reign {
             is_dirty: true,
             lanes: Lanes::default(),
             is_confirming: false,
+            places: Places::default(),
             settings,
             node_address,
             beats,
@@ -154,7 +157,7 @@ impl Reign {
                 }
                 self.is_dirty = true;
             }
-            Event::MemberExpired { group, member } => {
+            Event::MemberExpired { group, member } | Event::MemberAway { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
                     self.end_membership(&member);
                 }
@@ -183,6 +186,7 @@ impl Reign {
             | Event::PartitionHeldBack { .. }
             | Event::HoldLifted { .. } => self.is_dirty = true,
             Event::GroupCreated { .. }
+            | Event::PlaceTaken { .. }
             | Event::MemberDrained { .. }
             | Event::TopicGrown { .. }
             | Event::PartitionPinned { .. }
@@ -227,6 +231,7 @@ impl Reign {
             Answer::Now | Answer::Later => {}
         }
         self.sessions.insert(member.clone(), session);
+        self.places.reopened(&member);
         self.parked.remove(&member);
         self.note(&member, vec![]);
         self.waiting.insert(member, Waiting { is_join: true, sequence: None, receipt });
@@ -260,8 +265,30 @@ impl Reign {
     }
 
     fn note(&self, member: &MemberRef, held: Vec<Held>) {
-        let beat = Beat { deadline: self.deadline(member), held };
+        let awaited_by = self.places.awaited_by(member, self.heard_at(member));
+        let beat = Beat { deadline: self.deadline(member), held, awaited_by };
         self.beats.insert((member.group.clone(), member.member.clone()), beat);
+    }
+
+    /// Shows who waits for the place of `member`.
+    pub(super) fn show_waiter(&self, member: &MemberRef, now: Tick) {
+        if let Some(mut beat) = self.beats.get_mut(&(member.group.clone(), member.member.clone())) {
+            beat.awaited_by = self.places.awaited_by(member, now);
+        }
+    }
+
+    /// Whether a session of `member` is open; with an id, whether it is that one.
+    pub(super) fn has_session(
+        &self,
+        member: &MemberRef,
+        id: Option<super::session::SessionId>,
+    ) -> bool {
+        let session = self.sessions.get(member);
+        session.is_some_and(|session| id.is_none_or(|id| session.id == id))
+    }
+
+    fn heard_at(&self, member: &MemberRef) -> Tick {
+        self.table.heard_at(member).unwrap_or_default()
     }
 
     fn deadline(&self, member: &MemberRef) -> Tick {
@@ -362,6 +389,7 @@ impl Reign {
         self.table.remove(member);
         self.waiting.remove(member);
         self.parked.remove(member);
+        self.places.forget(member);
         self.beats.remove(&(member.group.clone(), member.member.clone()));
     }
 

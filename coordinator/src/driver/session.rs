@@ -7,6 +7,7 @@ use tenure_proto::{convert, v1};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
+use super::places::{Asker, Place};
 use crate::soft::Held;
 
 /// One message down, or the end of the stream.
@@ -23,7 +24,14 @@ pub enum Input {
     /// Answered once leadership was confirmed after it.
     Heartbeat(Heartbeat),
     /// The stream is gone; the membership stays.
-    Close { member: MemberRef, session: SessionId },
+    Close {
+        member: MemberRef,
+        session: SessionId,
+        /// The other end closed the connection.
+        by_peer: bool,
+    },
+    /// A process wants the place of a static member.
+    AskPlace { asker: Asker, answer: oneshot::Sender<Place> },
 }
 
 /// See [`Input::Open`].

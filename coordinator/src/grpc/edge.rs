@@ -8,7 +8,8 @@ use tenure_core::command::{
 };
 use tenure_model::limits::{
     ERROR_TEXT_BYTES_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX,
-    REQUEST_PARTITIONS_MAX, SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX, TOPICS_MAX,
+    REQUEST_PARTITIONS_MAX, RETURNING_WITHIN_MS_MAX, SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX,
+    TOPICS_MAX,
 };
 use tenure_model::{
     CommitSequence, Epoch, GroupId, LeaseSettings, MemberEpoch, MemberId, Partition, RequestId,
@@ -165,6 +166,14 @@ pub fn leave(member: &MemberRef, wire: &v1::Leave) -> Result<LeaveGroup, Malform
         member: member.member.clone(),
         partitions: releases("leave.partitions", &wire.partitions)?,
         reason: text("leave.reason", &wire.reason, REASON_BYTES_MAX)?,
+        returning_within_ms: match wire.returning_within_ms {
+            0 => None,
+            length if length <= RETURNING_WITHIN_MS_MAX => Some(length),
+            length => {
+                let problem = format!("is {length}: give at most {RETURNING_WITHIN_MS_MAX}");
+                return Err(Malformed::new("leave.returning_within_ms", problem));
+            }
+        },
     })
 }
 

@@ -112,6 +112,7 @@ impl v1::leases_server::Leases for Services {
             member: named.holder.clone(),
             partitions: released.into_iter().collect(),
             reason: "lease released".to_owned(),
+            returning_within_ms: None,
         });
         let verdict = self.0.proposer.propose(leave).await.map_err(Refusal::from)?;
         match judge(verdict.result(), true) {

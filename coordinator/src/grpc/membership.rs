@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
-use tenure_core::command::MemberRef;
+use tenure_core::command::{JoinGroup, MemberRef};
 use tenure_core::{Command, Rejection, Reply};
-use tenure_model::{ErrorCode, LeaseSettings, Tick};
+use tenure_model::{ErrorCode, InstanceId, LeaseSettings, MemberId, Tick};
 use tenure_proto::convert::Malformed;
 use tenure_proto::v1;
 use tenure_proto::v1::session_down::Down as DownKind;
@@ -26,6 +26,8 @@ use super::offsets::unexpected;
 use super::refusal::Refusal;
 use super::signing::{Holder, Signed};
 use super::{Services, edge};
+use crate::connection::PeerClosed;
+use crate::driver::places::{Asker, Place};
 use crate::driver::session::{Down, Heartbeat, Input, LastWordSaid, Open, SessionId};
 use crate::raft::ProposeError;
 
@@ -47,10 +49,12 @@ impl v1::membership_server::Membership for Services {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let (outbound, stream) = mpsc::channel(self.0.settings.queues.session_messages);
         let services = self.clone();
+        // Absent where something else than a socket carries the call.
+        let closed = request.extensions().get::<PeerClosed>().cloned().unwrap_or_default();
         let inbound = request.into_inner();
         let (holder, stream) = Signed::over(ReceiverStream::new(stream), &self.0.signer);
         tokio::spawn(async move {
-            if let Err(status) = services.serve(inbound, &outbound, &holder).await {
+            if let Err(status) = services.serve(inbound, &closed, &outbound, &holder).await {
                 // A member that is gone needs no reason.
                 drop(outbound.send(Err(status)).await);
             }
@@ -64,6 +68,7 @@ impl Services {
     async fn serve(
         &self,
         mut inbound: Streaming<v1::SessionUp>,
+        closed: &PeerClosed,
         outbound: &mpsc::Sender<Down>,
         holder: &Holder,
     ) -> Result<(), Status> {
@@ -88,7 +93,8 @@ impl Services {
         let mut session = Session { services: self, member: member.clone(), id, outbound, acts };
         let served = session.run(&mut inbound, &mut end).await;
         // The driver may have let go first, or ended.
-        let _told = self.0.driver.tell(Input::Close { member, session: id }).await;
+        let close = Input::Close { member, session: id, by_peer: closed.is_set() };
+        let _told = self.0.driver.tell(close).await;
         served
     }
 
@@ -115,18 +121,65 @@ impl Services {
         let defaults = LeaseSettings::from(self.0.settings.lease);
         let join = edge::join(wire, defaults).map_err(Refusal::from)?;
         self.at_leader().await?;
+        self.check_place(&join).await?;
         let (group, member) = (join.group.clone(), join.member.clone());
         let proposed = self.0.proposer.propose(Command::JoinGroup(join)).await;
         let verdict = proposed.map_err(Refusal::from)?;
-        match verdict.result().map_err(Refusal::from)? {
-            Reply::Joined { member_epoch, .. } => {
+        match verdict.result() {
+            Ok(Reply::Joined { member_epoch, .. }) => {
                 Ok(MemberRef { group, member, member_epoch: *member_epoch })
             }
-            Reply::Done | Reply::Verdicts(_) | Reply::Operated { .. } => {
+            Ok(Reply::Done | Reply::Verdicts(_) | Reply::Operated { .. }) => {
                 Err(unexpected("join").into())
             }
+            // Another process was faster: the next attempt asks for its place.
+            Err(Rejection::InstanceInUse { instance, member }) => {
+                Err(waits(instance, member, None).into())
+            }
+            Err(rejection) => Err(Refusal::from(rejection).into()),
         }
     }
+
+    /// Refuses a join with the instance id of a live member: for good once that one is heard, until its lease ends
+    /// otherwise.
+    async fn check_place(&self, join: &JoinGroup) -> Result<(), Refusal> {
+        let Some(instance) = &join.instance else { return Ok(()) };
+        let old = self.0.raft.with_machine(|machine| {
+            let group = machine.state().group(&join.group).ok()?;
+            let (name, record) = group.instance(instance)?;
+            (*name != join.member && record.away.is_none()).then(|| MemberRef {
+                group: join.group.clone(),
+                member: name.clone(),
+                member_epoch: record.epoch,
+            })
+        });
+        let Some(old) = old else { return Ok(()) };
+        let name = old.member.clone();
+        let asker = Asker { old, member: join.member.clone(), client: join.client.clone() };
+        let (answer, answered) = oneshot::channel();
+        if !self.0.driver.tell(Input::AskPlace { asker, answer }).await {
+            return Err(ProposeError::Stopped.into());
+        }
+        match answered.await {
+            Ok(Place::Waits { remaining }) => Err(waits(instance, &name, Some(remaining))),
+            Ok(Place::Taken) => {
+                Err(Rejection::InstanceInUse { instance: instance.clone(), member: name }.into())
+            }
+            Err(_leads_no_more) => Err(Refusal::not_leader(None)),
+        }
+    }
+}
+
+fn waits(instance: &InstanceId, member: &MemberId, remaining: Option<Duration>) -> Refusal {
+    let end = remaining.map_or_else(String::new, |remaining| {
+        format!(", in {} ms at the latest", remaining.as_millis())
+    });
+    Refusal::new(
+        ErrorCode::InstanceWaits,
+        format!(
+            "instance id {instance} is that of member {member}, which is not heard: join again until its lease has ended{end}"
+        ),
+    )
 }
 
 fn no_join() -> Status {

@@ -77,6 +77,7 @@ fn write(command: &Command) -> Form {
             member: c.member.to_string(),
             partitions: c.partitions.iter().map(write_release).collect(),
             reason: c.reason.clone(),
+            returning_within_ms: c.returning_within_ms,
         }),
         Command::ReportTopics(c) => Form::ReportTopics(form::ReportTopics {
             group: c.group.to_string(),
@@ -101,6 +102,13 @@ fn write(command: &Command) -> Form {
             Form::MarkMembersHeard(form::MarkMembersHeard {
                 term: term.0,
                 members: members.iter().map(write_member).collect(),
+            })
+        }
+        Command::ReserveMembers { term, members, returning_within_ms } => {
+            Form::ReserveMembers(form::ReserveMembers {
+                term: term.0,
+                members: members.iter().map(write_member).collect(),
+                returning_within_ms: *returning_within_ms,
             })
         }
         Command::InstallTarget(c) => Form::InstallTarget(form::InstallTarget {
@@ -233,6 +241,7 @@ fn read(form: &Form) -> Result<Command, StoredError> {
             member: read_name("member", &f.member)?,
             partitions: read_all(&f.partitions, read_release)?,
             reason: f.reason.clone(),
+            returning_within_ms: f.returning_within_ms,
         }),
         Form::ReportTopics(f) => Command::ReportTopics(ReportTopics {
             group: read_group(&f.group)?,
@@ -250,6 +259,11 @@ fn read(form: &Form) -> Result<Command, StoredError> {
         Form::MarkMembersHeard(f) => Command::MarkMembersHeard {
             term: Term(f.term),
             members: read_all(&f.members, read_member)?,
+        },
+        Form::ReserveMembers(f) => Command::ReserveMembers {
+            term: Term(f.term),
+            members: read_all(&f.members, read_member)?,
+            returning_within_ms: f.returning_within_ms,
         },
         Form::InstallTarget(f) => Command::InstallTarget(InstallTarget {
             group: read_group(&f.group)?,

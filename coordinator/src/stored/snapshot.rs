@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use tenure_core::State;
 use tenure_core::state::{
-    Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic, Trouble,
+    Away, Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic, Trouble,
 };
 use tenure_model::{
     CommitSequence, GroupEpoch, GroupId, Index, MemberEpoch, MemberId, Partition, Timestamp,
@@ -103,6 +103,8 @@ fn write_member(id: &MemberId, member: &Member) -> form::Member {
         assignment_version: member.assignment_version.0,
         silence_index: member.silent.map(|silence| silence.index.0),
         silent_for_ms: member.silent.map_or(0, |silence| silence.silent_for_ms),
+        away_since: member.away.map(|away| away.since.0),
+        returning_within_ms: member.away.map_or(0, |away| away.returning_within_ms),
     }
 }
 
@@ -282,6 +284,10 @@ fn read_member(form: &form::Member) -> Result<Member, StoredError> {
         silent: form
             .silence_index
             .map(|index| Silence { index: Index(index), silent_for_ms: form.silent_for_ms }),
+        away: form.away_since.map(|since| Away {
+            since: Index(since),
+            returning_within_ms: form.returning_within_ms,
+        }),
     })
 }
 

@@ -70,6 +70,7 @@ fn commands() -> Vec<Command> {
             member: member(),
             partitions: vec![release()],
             reason: "stop".into(),
+            returning_within_ms: None,
         }),
         Command::ReportTopics(ReportTopics {
             group: group(),
@@ -133,6 +134,18 @@ fn commands() -> Vec<Command> {
             undrain: true,
         }),
         Command::RaiseEpochFloor { operator: operator(), floor: Epoch::new(99).unwrap() },
+        Command::LeaveGroup(LeaveGroup {
+            group: group(),
+            member: member(),
+            partitions: vec![release()],
+            reason: "restart".into(),
+            returning_within_ms: Some(60_000),
+        }),
+        Command::ReserveMembers {
+            term: Term(2),
+            members: vec![member_ref()],
+            returning_within_ms: 10_000,
+        },
     ]
 }
 
@@ -263,6 +276,7 @@ fn busy_commands() -> Vec<Command> {
             member: name("a"),
             partitions: vec![],
             reason: "stop".into(),
+            returning_within_ms: None,
         }),
         join("c"),
         Command::ExpireMembers {
@@ -323,6 +337,34 @@ fn snapshot_reads_back_as_the_same_state() {
     let read = decode_snapshot(&bytes).unwrap();
     assert_eq!(read, state);
     assert_eq!(encode_snapshot(&read), bytes);
+}
+
+/// It must be read for ever, and still be written like this.
+#[test]
+fn bytes_of_a_snapshot_with_a_member_that_is_away_are_frozen() {
+    let mut state = State::default();
+    let mut commands = busy_commands();
+    commands.truncate(1);
+    if let Some(Command::JoinGroup(join)) = commands.first_mut() {
+        join.instance = Some("i".parse().unwrap());
+    }
+    let member = MemberRef {
+        group: "g".parse().unwrap(),
+        member: "a".parse().unwrap(),
+        member_epoch: MemberEpoch(1),
+    };
+    commands.push(Command::ReserveMembers {
+        term: Term(2),
+        members: vec![member],
+        returning_within_ms: 10_000,
+    });
+    for command in commands {
+        apply(&mut state, &command);
+    }
+    assert_eq!(state.members_away().count(), 1);
+    let frozen = include_str!("frozen_snapshot_with_away.txt").trim();
+    assert_eq!(hex(&encode_snapshot(&state)), frozen, "old snapshots could not be read any more");
+    assert_eq!(decode_snapshot(&bytes_of(frozen)).unwrap(), state);
 }
 
 #[test]

@@ -64,7 +64,9 @@ codes! {
     /// The member epoch is of another membership.
     StaleMember = "STALE_MEMBER", Never;
     /// Another live process has this instance id.
-    InstanceInUse = "INSTANCE_IN_USE", AfterBackoff;
+    InstanceInUse = "INSTANCE_IN_USE", Never;
+    /// An earlier process with this instance id is not heard, but its lease has not ended yet.
+    InstanceWaits = "INSTANCE_WAITS", AfterBackoff;
     /// The group does not know the topic or the partition.
     UnknownPartition = "UNKNOWN_PARTITION", Never;
     /// The join contradicts the group's settings.

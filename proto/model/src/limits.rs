@@ -77,5 +77,8 @@ pub const OPERATOR_HISTORY_MAX: usize = 10_000;
 /// Longest ttl a member may ask for, in milliseconds (one hour).
 pub const TTL_MS_MAX: u64 = 3_600_000;
 
+/// Longest time that a static member's place may be kept for its return, in milliseconds (one hour).
+pub const RETURNING_WITHIN_MS_MAX: u64 = 3_600_000;
+
 /// Shortest ttl a member may ask for, in milliseconds.
 pub const TTL_MS_MIN: u64 = 300;

@@ -33,6 +33,7 @@ pub const UNREACHABLE: &[(&str, &str)] = &[
     ("UNKNOWN_MEMBER", "an ended membership is remembered longer than a run lasts"),
     ("STALE_MEMBER", "a member id is never used for a second membership"),
     ("INSTANCE_IN_USE", "no member is static"),
+    ("INSTANCE_WAITS", "no member is static"),
     ("UNKNOWN_PARTITION", "every member reports the one topic as it is"),
     ("SETTINGS_CONFLICT", "all members of a run name the same settings"),
     ("OFFSET_REGRESSED", "an owner resumes at or after what is committed and only goes on"),

@@ -146,6 +146,7 @@ impl World {
             group: self.group.clone(),
             member: fresh.id.clone(),
             instance: None,
+            returning_within: None,
             topics: vec![self.topic.clone()],
             settings: self.group_settings.clone(),
             lease: LEASE,

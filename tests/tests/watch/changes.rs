@@ -155,6 +155,8 @@ fn what(event: &Event) -> Option<String> {
         Event::MemberUpdated(_)
         | Event::MemberLeft { .. }
         | Event::MemberExpired { .. }
+        | Event::MemberAway { .. }
+        | Event::PlaceTaken { .. }
         | Event::MemberSilenced { .. }
         | Event::MemberHeard { .. }
         | Event::MemberDrained { .. }

@@ -24,6 +24,8 @@ pub(super) struct Acts {
     releasing: BTreeSet<(Partition, Epoch)>,
     /// Partitions with an `Acquired` among `waiting`, and its request.
     acquired: BTreeMap<Partition, u64>,
+    /// Releases that the leave takes along, of a member that will return.
+    kept: Vec<Release>,
     next_request: u64,
     backoff: Backoff,
 }
@@ -40,7 +42,7 @@ enum Said {
     Acquired { partition: Partition, epoch: Epoch, home_initialised: bool, resume: NextOffset },
     Release(Vec<Release>),
     Topics(Vec<v1::TopicReport>),
-    Leave { releases: Vec<Release>, reason: String },
+    Leave { releases: Vec<Release>, reason: String, returning_within: Option<Duration> },
 }
 
 #[derive(Clone, Debug)]
@@ -71,6 +73,7 @@ impl Acts {
             unsent: BTreeSet::new(),
             releasing: BTreeSet::new(),
             acquired: BTreeMap::new(),
+            kept: Vec::new(),
             next_request: 1,
             backoff: Backoff::for_ttl(seed.rotate_left(32), ttl),
         }
@@ -117,6 +120,25 @@ impl Acts {
         self.unsent.clear();
         self.releasing.clear();
         self.acquired.clear();
+        self.kept.clear();
+    }
+
+    /// Keeps a release for the leave: said before, the partition would go elsewhere.
+    fn keep_for_leave(&mut self, release: Release) {
+        self.releasing.insert((release.partition, release.epoch));
+        self.kept.push(release);
+    }
+
+    /// What is kept for the leave, as a heartbeat says it: it is still this member's.
+    pub(super) fn kept_for_leave(&self) -> impl Iterator<Item = v1::HeldPartition> {
+        self.kept.iter().map(|release| v1::HeldPartition {
+            partition: Some(partition_to_wire(release.partition)),
+            epoch: release.epoch.get(),
+            phase: wire::phase(Phase::Draining),
+            position: release.next_offset.map_or(0, NextOffset::get),
+            phase_ms: 0,
+            error: String::new(),
+        })
     }
 
     /// A new stream: everything is said again.
@@ -177,8 +199,13 @@ impl Acts {
     }
 
     /// The leave takes the releases along that have no answer yet: one message ends it all.
-    fn push_leave(&mut self, held: Vec<(Partition, Epoch)>, reason: String) {
-        let mut releases: Vec<Release> = Vec::new();
+    fn push_leave(
+        &mut self,
+        held: Vec<(Partition, Epoch)>,
+        reason: String,
+        returning_within: Option<Duration>,
+    ) {
+        let mut releases = std::mem::take(&mut self.kept);
         for waiting in self.waiting.values() {
             if let Said::Release(unanswered) = &waiting.said {
                 releases.extend(unanswered.iter().cloned());
@@ -191,13 +218,18 @@ impl Acts {
             reason: ReleaseReason::Shutdown,
             error: String::new(),
         }));
-        if releases.len() > limits::REQUEST_PARTITIONS_MAX {
+        if returning_within.is_some() {
+            // A release that goes ahead would give the partition to another: what does not fit is freed by the leave
+            // at the offset that is committed.
+            releases.truncate(limits::REQUEST_PARTITIONS_MAX);
+            self.clear();
+        } else if releases.len() > limits::REQUEST_PARTITIONS_MAX {
             // Too many for one message: the releases go ahead of the leave, which ends what they do not name.
             releases.clear();
         } else {
             self.clear();
         }
-        self.push(Said::Leave { releases, reason });
+        self.push(Said::Leave { releases, reason, returning_within });
     }
 }
 
@@ -220,9 +252,13 @@ fn to_wire(request: u64, said: &Said) -> v1::SessionUp {
         Said::Topics(topics) => {
             Up::ReportTopics(v1::ReportTopics { request, topics: topics.clone() })
         }
-        Said::Leave { releases, reason } => {
-            Up::Leave(v1::Leave { request, partitions: wired(releases), reason: reason.clone() })
-        }
+        Said::Leave { releases, reason, returning_within } => Up::Leave(v1::Leave {
+            request,
+            partitions: wired(releases),
+            reason: reason.clone(),
+            returning_within_ms: returning_within
+                .map_or(0, |length| u64::try_from(length.as_millis()).unwrap_or(u64::MAX)),
+        }),
     };
     v1::SessionUp { up: Some(up) }
 }
@@ -258,7 +294,12 @@ impl Machine {
                     self.grants.end(partition, epoch, out);
                     let error = wire::error_text(error);
                     let release = Release { partition, epoch, next_offset, reason, error };
-                    self.acts.push(Said::Release(vec![release]));
+                    if reason == ReleaseReason::Shutdown && self.settings.returning_within.is_some()
+                    {
+                        self.acts.keep_for_leave(release);
+                    } else {
+                        self.acts.push(Said::Release(vec![release]));
+                    }
                 }
             }
             Act::Leave { reason } => self.leave(reason, out),
@@ -273,7 +314,7 @@ impl Machine {
         let held = self.grants.held();
         self.lose_all("the member leaves", out);
         if self.join_sent {
-            self.acts.push_leave(held, reason);
+            self.acts.push_leave(held, reason, self.settings.returning_within);
         } else {
             self.close(EndCause::Left, out);
         }

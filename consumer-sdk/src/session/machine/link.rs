@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tenure_model::{LeaseSettings, MemberEpoch, RetryClass, Tick};
+use tenure_model::{ErrorCode, LeaseSettings, MemberEpoch, RetryClass, Tick};
 use tenure_proto::convert::{Malformed, group_settings_to_wire};
 use tenure_proto::v1;
 
@@ -163,7 +163,8 @@ impl Machine {
         if live.sent.len() > HEARTBEATS_MAX {
             live.sent.pop_first();
         }
-        let heartbeat = self.grants.heartbeat(live.sequence, now);
+        let mut heartbeat = self.grants.heartbeat(live.sequence, now);
+        heartbeat.held.extend(self.acts.kept_for_leave());
         out.push(Output::Send(v1::SessionUp {
             up: Some(v1::session_up::Up::Heartbeat(heartbeat)),
         }));
@@ -233,7 +234,11 @@ impl Machine {
                 return self.acts.unsend();
             }
         }
-        self.log_broken(&refused.to_string());
+        if refused.code == ErrorCode::InstanceWaits {
+            self.log_waiting(&refused.message);
+        } else {
+            self.log_broken(&refused.to_string());
+        }
         self.pause(now);
     }
 

@@ -23,6 +23,7 @@ pub(super) fn settings(seed: u64) -> Settings {
         group: GroupId::new("g").unwrap(),
         member: MemberId::new("m").unwrap(),
         instance: None,
+        returning_within: None,
         topics: vec![TopicName::new("t").unwrap()],
         settings: GroupSettings::default(),
         lease: LeaseSettings {
@@ -135,11 +136,14 @@ fn parse(words: &[&str]) -> Input {
                     position: offset,
                     error: None,
                 },
-                "release" => Act::Release {
+                "release" | "shutdown" => Act::Release {
                     partition,
                     epoch,
                     next_offset: Some(offset),
-                    reason: ReleaseReason::Revoked,
+                    reason: match act {
+                        "shutdown" => ReleaseReason::Shutdown,
+                        _ => ReleaseReason::Revoked,
+                    },
                     error: String::new(),
                 },
                 other => panic!("no input {other:?}"),
@@ -199,7 +203,13 @@ fn sent_text(up: &v1::SessionUp) -> String {
         Up::ReportTopics(report) => {
             format!("topics #{} {}", report.request, report.topics[0].partition_count)
         }
-        Up::Leave(leave) => format!("leave #{}{}", leave.request, released(&leave.partitions)),
+        Up::Leave(leave) => {
+            let back = match leave.returning_within_ms {
+                0 => String::new(),
+                length => format!(" back within {length}ms"),
+            };
+            format!("leave #{}{}{back}", leave.request, released(&leave.partitions))
+        }
     }
 }
 
@@ -243,7 +253,11 @@ fn text(output: &Output) -> String {
 }
 
 fn run(script: &str) -> Vec<String> {
-    let mut machine = Machine::new(settings(1));
+    run_as(settings(1), script)
+}
+
+fn run_as(settings: Settings, script: &str) -> Vec<String> {
+    let mut machine = Machine::new(settings);
     let mut lines = Vec::new();
     let mut handle = |machine: &mut Machine, input: Input, now: Tick, what: &str| {
         for output in machine.handle(input, now) {
@@ -266,7 +280,11 @@ fn run(script: &str) -> Vec<String> {
 
 #[track_caller]
 fn check(script: &str, want: &str) {
-    let got = run(script);
+    compare(&run(script), want);
+}
+
+#[track_caller]
+fn compare(got: &[String], want: &str) {
     let want: Vec<&str> = want.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     assert!(got == want, "got:\n{}\n\nwant:\n{}", got.join("\n"), want.join("\n"));
 }
@@ -902,6 +920,70 @@ fn heartbeat_carries_phases_and_positions() {
         1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 acquired 0:e1 7 -> acquired #1 0:e1
         wake -> heartbeat 1 v5 0:e1@9 draining 600ms 1:e2@0 registering 999ms
+        ",
+    );
+}
+
+#[test]
+fn member_that_will_return_keeps_its_releases_for_the_leave() {
+    let settings = Settings {
+        instance: Some(InstanceId::new("x").unwrap()),
+        returning_within: Some(Duration::from_secs(60)),
+        ..settings(1)
+    };
+    let got = run_as(
+        settings,
+        "
+        0 tick
+        0 connected
+        1 joined 7 v5 0:e1 1:e2
+        10 shutdown 0:e1 41
+        1001 tick
+        1002 answer 1 v5 0:e1 1:e2
+        1010 release 1:e2 9
+        1020 leave
+        1030 done 2
+        ",
+    );
+    compare(
+        &got,
+        "
+        0 tick -> connect a:1
+        0 connected -> join m epoch 0
+        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
+        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
+        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
+        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
+        10 shutdown 0:e1 41 -> 0:e1 stopped
+        wake -> heartbeat 1 v5 1:e2@0 registering 999ms 0:e1@41 draining 0ms
+        1002 answer 1 v5 0:e1 1:e2 -> lease to 3900
+        1002 answer 1 v5 0:e1 1:e2 -> 1:e2 extended to 3900
+        1010 release 1:e2 9 -> 1:e2 stopped
+        1010 release 1:e2 9 -> release #1 1:e2@9 revoked
+        1020 leave -> leave #2 0:e1@41 shutdown 1:e2@9 revoked back within 60000ms
+        1030 done 2 -> disconnect
+        1030 done 2 -> ENDED Left
+        ",
+    );
+}
+
+#[test]
+fn process_with_a_live_instance_id_waits_and_one_that_is_refused_ends() {
+    check(
+        "
+        0 tick
+        0 connected
+        1 broken INSTANCE_WAITS
+        60 connected
+        61 broken INSTANCE_IN_USE
+        ",
+        "
+        0 tick -> connect a:1
+        0 connected -> join m epoch 0
+        wake -> connect b:1
+        60 connected -> join m epoch 0
+        61 broken INSTANCE_IN_USE -> no lease
+        61 broken INSTANCE_IN_USE -> ENDED INSTANCE_IN_USE
         ",
     );
 }

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_model::limits::{
-    GROUP_PARTITIONS_MAX, GROUPS_MAX, MEMBERS_MAX, REASON_BYTES_MAX, SUBSCRIPTION_TOPICS_MAX,
-    TOPIC_PARTITIONS_MAX, TOPICS_MAX, TTL_MS_MAX, TTL_MS_MIN,
+    GROUP_PARTITIONS_MAX, GROUPS_MAX, MEMBERS_MAX, REASON_BYTES_MAX, RETURNING_WITHIN_MS_MAX,
+    SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX, TOPICS_MAX, TTL_MS_MAX, TTL_MS_MIN,
 };
-use tenure_model::{GroupId, GroupSettings, MemberEpoch, TopicId, TopicName};
+use tenure_model::{GroupId, GroupSettings, MemberEpoch, MemberId, Partition, TopicId, TopicName};
 
 use super::{Decided, Draft, Verdict, check_limit};
 use crate::command::{JoinGroup, LeaveGroup, MemberRef, ReportTopics, SilentMember, TopicReport};
@@ -37,6 +37,7 @@ impl State {
             return Err(gone());
         }
         let record = match existing.and_then(|group| group.members.get(&join.member)) {
+            Some(member) if member.away.is_some() => return Err(gone()),
             Some(member) => rejoin(join, member, &mut draft)?,
             None if join.rejoin.is_some() => return Err(gone()),
             None => first_join(context, join, existing, &mut draft)?,
@@ -60,26 +61,27 @@ impl State {
     pub(super) fn leave_group(&self, leave: &LeaveGroup) -> Decided {
         let (group, member) = self.member(&leave.group, &leave.member)?;
         check_limit("bytes in the reason", leave.reason.len(), REASON_BYTES_MAX)?;
+        check_return(leave, member)?;
         let mut draft = Draft::default();
         let (verdicts, released) =
             self.release(&leave.group, &leave.member, &leave.partitions, &mut draft)?;
-        for partition in member.owned.difference(&released) {
-            let Some(state) = group.partitions.get(partition) else { continue };
-            let Some(epoch) = state.epoch else { continue };
-            draft.push(Event::PartitionReleased {
+        let rest = member.owned.difference(&released);
+        free_all((&leave.group, group), &leave.member, rest, FreeCause::Left, &mut draft);
+        if let Some(returning_within_ms) = leave.returning_within_ms {
+            // Nothing to plan: the target goes on to name it.
+            draft.push(Event::MemberAway {
                 group: leave.group.clone(),
-                partition: *partition,
                 member: leave.member.clone(),
-                epoch,
-                cause: FreeCause::Left,
+                returning_within_ms,
             });
+        } else {
+            draft.push(Event::MemberLeft {
+                group: leave.group.clone(),
+                member: leave.member.clone(),
+                reason: leave.reason.clone(),
+            });
+            draft.replan(&leave.group);
         }
-        draft.push(Event::MemberLeft {
-            group: leave.group.clone(),
-            member: leave.member.clone(),
-            reason: leave.reason.clone(),
-        });
-        draft.replan(&leave.group);
         Ok((Reply::Verdicts(verdicts), draft.finish(self)))
     }
 
@@ -89,28 +91,50 @@ impl State {
         let verdicts = members
             .iter()
             .map(|named| {
-                let (group, member) = self.membership(named)?;
+                let (group, member) = self.membership_or_away(named)?;
                 if !expired.insert(named) {
                     return Err(nothing_to_do(named, "is expired already"));
                 }
-                for partition in &member.owned {
-                    let Some(epoch) = group.partitions.get(partition).and_then(|state| state.epoch)
-                    else {
-                        continue;
-                    };
-                    draft.push(Event::PartitionReleased {
-                        group: named.group.clone(),
-                        partition: *partition,
-                        member: named.member.clone(),
-                        epoch,
-                        cause: FreeCause::Expired,
-                    });
-                }
+                let all = member.owned.iter();
+                free_all((&named.group, group), &named.member, all, FreeCause::Expired, &mut draft);
                 draft.push(Event::MemberExpired {
                     group: named.group.clone(),
                     member: named.member.clone(),
                 });
                 draft.replan(&named.group);
+                Ok(())
+            })
+            .collect();
+        (Reply::Verdicts(verdicts), draft.finish(self))
+    }
+
+    pub(super) fn reserve_members(
+        &self,
+        members: &[MemberRef],
+        returning_within_ms: u64,
+    ) -> (Reply, Vec<Event>) {
+        let mut draft = Draft::default();
+        let mut reserved = BTreeSet::new();
+        let verdicts = members
+            .iter()
+            .map(|named| {
+                let (group, member) = self.membership(named)?;
+                if !reserved.insert(named) {
+                    return Err(nothing_to_do(named, "is away already"));
+                }
+                if member.instance.is_none() {
+                    return Err(Rejection::Invalid {
+                        what: format!("{} has no instance id: no place is kept", named.member),
+                    });
+                }
+                check_return_length(returning_within_ms)?;
+                let all = member.owned.iter();
+                free_all((&named.group, group), &named.member, all, FreeCause::Expired, &mut draft);
+                draft.push(Event::MemberAway {
+                    group: named.group.clone(),
+                    member: named.member.clone(),
+                    returning_within_ms,
+                });
                 Ok(())
             })
             .collect();
@@ -165,6 +189,65 @@ impl State {
         check_member_epoch(named.member_epoch, member.epoch, || named.member.clone())?;
         Ok((group, member))
     }
+
+    /// As [`State::membership`], also of one that is away.
+    fn membership_or_away(&self, named: &MemberRef) -> Result<(&Group, &Member), Rejection> {
+        let group = self.group(&named.group)?;
+        match group.members.get(&named.member) {
+            Some(member) if member.away.is_some() => {
+                check_member_epoch(named.member_epoch, member.epoch, || named.member.clone())?;
+                Ok((group, member))
+            }
+            Some(_) | None => self.membership(named),
+        }
+    }
+}
+
+/// Frees what `member` owns.
+fn free_all<'a>(
+    (id, group): (&GroupId, &Group),
+    member: &MemberId,
+    owned: impl Iterator<Item = &'a Partition>,
+    cause: FreeCause,
+    draft: &mut Draft,
+) {
+    for partition in owned {
+        let Some(epoch) = group.partitions.get(partition).and_then(|state| state.epoch) else {
+            continue;
+        };
+        draft.push(Event::PartitionReleased {
+            group: id.clone(),
+            partition: *partition,
+            member: member.clone(),
+            epoch,
+            cause,
+        });
+    }
+}
+
+/// Refuses a return of a member that nothing would tell from another.
+fn check_return(leave: &LeaveGroup, member: &Member) -> Verdict {
+    let Some(returning_within_ms) = leave.returning_within_ms else { return Ok(()) };
+    if member.instance.is_none() {
+        return Err(Rejection::Invalid {
+            what: format!(
+                "member {} has no instance id to return by: leave for good, or join with one",
+                leave.member
+            ),
+        });
+    }
+    check_return_length(returning_within_ms)
+}
+
+fn check_return_length(returning_within_ms: u64) -> Verdict {
+    if (1..=RETURNING_WITHIN_MS_MAX).contains(&returning_within_ms) {
+        return Ok(());
+    }
+    Err(Rejection::Invalid {
+        what: format!(
+            "returning_within_ms is {returning_within_ms}: use 1 to {RETURNING_WITHIN_MS_MAX}"
+        ),
+    })
 }
 
 fn nothing_to_do(named: &MemberRef, what: &str) -> Rejection {
@@ -174,7 +257,7 @@ fn nothing_to_do(named: &MemberRef, what: &str) -> Rejection {
 fn check_member_epoch(
     given: MemberEpoch,
     current: MemberEpoch,
-    member: impl FnOnce() -> tenure_model::MemberId,
+    member: impl FnOnce() -> MemberId,
 ) -> Verdict {
     if given == current {
         Ok(())
@@ -252,20 +335,28 @@ fn first_join(
     existing: Option<&Group>,
     draft: &mut Draft,
 ) -> Result<MemberJoined, Rejection> {
-    if let Some(group) = existing {
+    let earlier = existing.and_then(|group| group.instance(join.instance.as_ref()?));
+    if let (Some((member, record)), Some(instance)) = (earlier, &join.instance)
+        && record.away.is_none()
+    {
+        let (instance, member) = (instance.clone(), member.clone());
+        return Err(Rejection::InstanceInUse { instance, member });
+    }
+    if let (Some(group), None) = (existing, earlier) {
         check_limit("members of the group", group.members.len() + 1, MEMBERS_MAX)?;
-        if let Some(instance) = &join.instance
-            && let Some((member, _)) =
-                group.members.iter().find(|(_, member)| member.instance.as_ref() == Some(instance))
-        {
-            return Err(Rejection::InstanceInUse {
-                instance: instance.clone(),
-                member: member.clone(),
-            });
-        }
     }
     let record = record_of(join, MemberEpoch(context.index.0));
     draft.push(Event::MemberJoined(Box::new(record.clone())));
+    if let Some((member, _)) = earlier {
+        let group = join.group.clone();
+        draft.push(Event::PlaceTaken {
+            group: group.clone(),
+            from: member.clone(),
+            to: join.member.clone(),
+        });
+        let reason = format!("returned as {}", join.member);
+        draft.push(Event::MemberLeft { group, member: member.clone(), reason });
+    }
     draft.replan(&join.group);
     Ok(record)
 }

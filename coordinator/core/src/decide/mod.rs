@@ -37,6 +37,10 @@ impl State {
                 check_term(context, *term)?;
                 Ok(self.mark_members_heard(members))
             }
+            Command::ReserveMembers { term, members, returning_within_ms } => {
+                check_term(context, *term)?;
+                Ok(self.reserve_members(members, *returning_within_ms))
+            }
             Command::InstallTarget(install) => self.install_target(install),
             Command::ReleasePartitions(release) => self.release_partitions(release),
             Command::AcknowledgeAcquired(acquired) => self.acknowledge_acquired(acquired),

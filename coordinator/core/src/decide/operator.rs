@@ -21,6 +21,9 @@ impl State {
         let group = self.group(id)?;
         let state = find_partition(id, group, *partition)?;
         check_candidate(id, group, *partition, to)?;
+        if group.members.get(to).is_some_and(|member| member.away.is_some()) {
+            return Err(Rejection::MemberGone { group: id.clone(), member: to.clone() });
+        }
         let owner = state.ownership.owner();
         let line = group.target.get(partition);
         if owner == Some(to) && !state.ownership.is_revoking() && line == Some(to) {

@@ -213,7 +213,7 @@ impl Group {
         state.trouble.as_ref().is_some_and(|trouble| {
             self.members
                 .iter()
-                .filter(|(_, member)| member.subscribes_to(&topic.name))
+                .filter(|(_, member)| member.away.is_none() && member.subscribes_to(&topic.name))
                 .all(|(id, _)| trouble.members.contains(id))
         })
     }

@@ -284,3 +284,91 @@ fn time_never_runs_backwards_and_refuses_nothing() {
         assert_eq!(state.groups[&group()].members[&member(&name)].joined_at, Timestamp(now));
     }
 }
+
+#[test]
+fn static_member_that_returns_takes_its_place_and_moves_nobody() {
+    check(
+        "
+        join ann instance x sees t=3 -> group g created; ann joined; t has 3; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=ann 1=ann 2=bob -> target for 2; 0 to ann at e1; 1 to ann at e2; 2 to bob at e3
+        leave-for 60000 ann 0@e1:42 -> 0 = 42; 0 e1 of ann free: released; 1 e2 of ann free: left; ann away for 60000ms
+        due -> bob acquires 2 e3 since 3; ann away for 60000ms at 4
+        leave-for 60000 ann -> no: membership of ann in group g has ended: join under a new member id
+        join ann instance x -> no: membership of ann in group g has ended: join under a new member id
+        join ann instance x rejoin 1 -> no: membership of ann in group g has ended: join under a new member id
+        move r1 2 ann -> no: membership of ann in group g has ended: join under a new member id
+        join cat instance x -> cat joined; cat takes the place of ann; ann left; group epoch 3; 0 to cat at e4; 1 to cat at e5; member epoch 9, ttl 10000
+        join cat instance x -> member epoch 9, ttl 10000
+        target 0=cat 1=cat 2=bob -> target for 3
+        show bob -> version 3; 2 e3
+        ",
+    );
+}
+
+#[test]
+fn place_of_a_static_member_that_does_not_return_goes_to_others() {
+    check(
+        "
+        join ann instance x sees t=2 -> group g created; ann joined; t has 2; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=ann 1=bob -> target for 2; 0 to ann at e1; 1 to bob at e2
+        leave-for 60000 ann -> 0 e1 of ann free: left; ann away for 60000ms
+        join eve -> eve joined; group epoch 3; member epoch 5, ttl 10000
+        target 0=ann 1=eve -> target for 3; 1 asked back from bob
+        in 4 -> so be it
+        expire ann -> no: command of term 4 in an entry of term 5
+        in 5 -> so be it
+        expire ann@9 -> no: member ann is at member epoch 1, given 9: this membership has ended
+        expire ann -> ann expired; group epoch 4
+        target 0=bob 1=eve -> target for 4; 0 to bob at e3
+        join dan instance x -> dan joined; group epoch 5; member epoch 11, ttl 10000
+        ",
+    );
+}
+
+#[test]
+fn place_of_an_expired_member_is_kept_for_the_process_that_waits() {
+    check(
+        "
+        join ann instance x sees t=2 -> group g created; ann joined; t has 2; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=ann 1=bob -> target for 2; 0 to ann at e1; 1 to bob at e2
+        join cat instance x -> no: instance id x is used by the live member ann: stop it, or wait until its lease ends
+        silent ann 4000 -> ann silent for 4000ms
+        reserve 10000 ann bob -> 0 e1 of ann free: expired; ann away for 10000ms; no: bob has no instance id: no place is kept
+        reserve 10000 ann -> no: membership of ann in group g has ended: join under a new member id
+        heard ann -> no: membership of ann in group g has ended: join under a new member id
+        join cat instance x -> cat joined; cat takes the place of ann; ann left; group epoch 3; 0 to cat at e3; member epoch 9, ttl 10000
+        ",
+    );
+}
+
+#[test]
+fn return_needs_an_instance_id_and_a_length() {
+    check(
+        "
+        join ann -> group g created; ann joined; group epoch 1; member epoch 1, ttl 10000
+        leave-for 1000 ann -> no: member ann has no instance id to return by: leave for good, or join with one
+        join bob instance x -> bob joined; group epoch 2; member epoch 3, ttl 10000
+        leave-for 0 bob -> no: returning_within_ms is 0: use 1 to 3600000
+        leave-for 3600001 bob -> no: returning_within_ms is 3600001: use 1 to 3600000
+        reserve 0 bob -> no: returning_within_ms is 0: use 1 to 3600000
+        ",
+    );
+}
+
+#[test]
+fn pin_of_a_static_member_is_that_of_the_one_that_returns() {
+    check(
+        "
+        join ann instance x sees t=2 -> group g created; ann joined; t has 2; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=bob 1=bob -> target for 2; 0 to bob at e1; 1 to bob at e2
+        move r1 1 ann -> 1 pinned to ann; group epoch 3; target holds for 3; r1 logged; 1 asked back from bob; epoch 3 moves [1 bob>ann]
+        leave-for 1000 ann -> ann away for 1000ms
+        release bob 1@e2 -> 1 e2 of bob free: released
+        join cat instance x cap 1 -> cat joined; cat takes the place of ann; ann left; group epoch 4; 1 to cat at e3; member epoch 7, ttl 10000
+        ",
+    );
+}

@@ -128,6 +128,9 @@ impl Run {
                 named.member, silence.silent_for_ms, silence.index
             ))
         }));
+        lines.extend(state.members_away().map(|(named, away)| {
+            format!("{} away for {}ms at {}", named.member, away.returning_within_ms, away.since)
+        }));
         if lines.is_empty() { "nothing".to_owned() } else { lines.join("; ") }
     }
 
@@ -163,7 +166,22 @@ impl Run {
                 member: member(name),
                 partitions: releases(rest),
                 reason: String::new(),
+                returning_within_ms: None,
             }),
+            ["leave-for", returning_within_ms, name, rest @ ..] => {
+                Command::LeaveGroup(LeaveGroup {
+                    group,
+                    member: member(name),
+                    partitions: releases(rest),
+                    reason: String::new(),
+                    returning_within_ms: Some(returning_within_ms.parse().unwrap()),
+                })
+            }
+            ["reserve", returning_within_ms, rest @ ..] => Command::ReserveMembers {
+                term,
+                members: self.memberships(rest),
+                returning_within_ms: returning_within_ms.parse().unwrap(),
+            },
             ["expire", rest @ ..] => {
                 Command::ExpireMembers { term, members: self.memberships(rest) }
             }
@@ -445,6 +463,10 @@ fn describe_event(event: &Event) -> String {
         Event::MemberSilenced { member, silent_for_ms, .. } => {
             format!("{member} silent for {silent_for_ms}ms")
         }
+        Event::MemberAway { member, returning_within_ms, .. } => {
+            format!("{member} away for {returning_within_ms}ms")
+        }
+        Event::PlaceTaken { from, to, .. } => format!("{to} takes the place of {from}"),
         Event::MemberHeard { member, .. } => format!("{member} heard"),
         Event::MemberDrained { member, draining, .. } => {
             format!("{member} {}", if *draining { "draining" } else { "undrained" })

@@ -70,6 +70,8 @@ impl Ledger {
             | Event::MemberUpdated(_)
             | Event::MemberLeft { .. }
             | Event::MemberExpired { .. }
+            | Event::MemberAway { .. }
+            | Event::PlaceTaken { .. }
             | Event::MemberSilenced { .. }
             | Event::MemberHeard { .. }
             | Event::MemberDrained { .. }
@@ -204,10 +206,14 @@ impl World {
                 member: self.name(a),
                 topics: vec![report(b, c)],
             }),
-            4 => self.leave(a, b),
+            4 => self.leave(a, b, c),
             5 => {
-                let named = self.membership(a, b);
-                Command::ExpireMembers { term, members: vec![named] }
+                let members = vec![self.membership(a, b)];
+                if c.is_multiple_of(2) {
+                    Command::ReserveMembers { term, members, returning_within_ms: 10_000 }
+                } else {
+                    Command::ExpireMembers { term, members }
+                }
             }
             6 => {
                 let member = self.membership(a, b);
@@ -268,7 +274,10 @@ impl World {
 
     fn join(&mut self, a: u8, b: u8, c: u8, d: u8) -> Command {
         let at = usize::from(a) % MEMBERS;
-        let is_gone = self.group().is_some_and(|group| group.tombstones.contains(&self.name(a)));
+        let is_gone = self.group().is_some_and(|group| {
+            let is_away = group.members.get(&self.name(a)).is_some_and(|m| m.away.is_some());
+            is_away || group.tombstones.contains(&self.name(a))
+        });
         if is_gone && !d.is_multiple_of(8) {
             self.lives[at] += 1;
         }
@@ -280,6 +289,15 @@ impl World {
         if wish.topics.is_empty() {
             wish.topics.push(topic("t0"));
         }
+        // Three of four places are static; one of them may be found taken.
+        let instance = at + usize::from(d.is_multiple_of(16));
+        wish.instance =
+            (at % 4 != 3).then(|| tenure_model::InstanceId::new(&format!("i{instance}")).unwrap());
+        if let Some(known) = self.group().and_then(|group| group.members.get(&self.name(a)))
+            && !d.is_multiple_of(16)
+        {
+            wish.instance.clone_from(&known.instance);
+        }
         wish.partitions_max = (c.is_multiple_of(3)).then(|| u32::from(c / 3) % 5 + 1);
         wish.report = vec![report(c, d)];
         wish.ttl_ms += u64::from(d % 2) * 1_000;
@@ -289,8 +307,11 @@ impl World {
         Command::JoinGroup(wish)
     }
 
-    fn leave(&self, a: u8, b: u8) -> Command {
+    fn leave(&self, a: u8, b: u8, c: u8) -> Command {
         let name = self.name(a);
+        let is_static = self.group().is_some_and(|group| {
+            group.members.get(&name).is_some_and(|member| member.instance.is_some())
+        });
         let owned = self.ledger.owners.iter().filter(|(_, (owner, _, _))| *owner == name);
         let partitions = owned
             .take(usize::from(b % 4))
@@ -301,6 +322,7 @@ impl World {
             member: name,
             partitions,
             reason: String::new(),
+            returning_within_ms: (is_static && c.is_multiple_of(2)).then_some(10_000),
         })
     }
 
@@ -362,6 +384,9 @@ impl World {
 
     /// Everybody does its part until nothing is left to do.
     fn settle(&mut self) -> Result<(), TestCaseError> {
+        let away: Vec<MemberRef> = self.state.members_away().map(|(named, _)| named).collect();
+        let places_end = Command::ExpireMembers { term: Term(TERM), members: away };
+        prop_assert!(self.apply(places_end)?.result.is_ok());
         // Whatever target the steps left behind, an odd one included.
         if let Some(install) = self.install(0, false) {
             prop_assert_eq!(self.apply(install)?.result, Ok(Reply::Done));
@@ -473,7 +498,8 @@ fn check_grants(state: &State, events: &[Event]) -> Result<(), TestCaseError> {
     for event in events {
         if let Event::PartitionGranted { group, partition, member, .. } = event {
             let group = &state.groups[group];
-            prop_assert!(group.may_own(member, *partition), "{member} may not own {partition}");
+            let may = group.may_be_granted(member, *partition);
+            prop_assert!(may, "{member} may not be granted {partition}");
             granted
                 .insert((group.members[member].partitions_max, group.members[member].owned.len()));
         }

@@ -158,7 +158,8 @@ impl Drop for Brief {
         let (services, member, session) = (self.services.clone(), self.member.clone(), self.id);
         drop(tokio::spawn(async move {
             // The driver may have let go first, or ended.
-            let _told = services.0.driver.tell(Input::Close { member, session }).await;
+            let _told =
+                services.0.driver.tell(Input::Close { member, session, by_peer: false }).await;
         }));
     }
 }

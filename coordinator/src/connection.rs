@@ -1,0 +1,143 @@
+//! Connections of clients. Each knows whether its peer closed it, which a dead process does and a cut cable does not.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tonic::transport::server::Connected;
+
+/// Whether the peer of a connection has closed it. Clones are about the same connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerClosed(Arc<AtomicBool>);
+
+impl PeerClosed {
+    /// True once the peer's end of the stream, or a reset, was read.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A client's connection.
+pub(crate) struct Connection {
+    stream: TcpStream,
+    closed: PeerClosed,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self { stream, closed: PeerClosed::default() }
+    }
+
+    fn note<T>(&self, done: io::Result<T>) -> io::Result<T> {
+        if done.is_err() {
+            self.closed.set();
+        }
+        done
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = PeerClosed;
+
+    fn connect_info(&self) -> PeerClosed {
+        self.closed.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (before, room) = (buffer.filled().len(), buffer.remaining());
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        if room > 0 && buffer.filled().len() == before {
+            self.closed.set();
+        }
+        Poll::Ready(self.note(read))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
+        Poll::Ready(self.note(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices));
+        Poll::Ready(self.note(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, Connection) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        (peer, Connection::new(accepted))
+    }
+
+    #[tokio::test]
+    async fn end_of_the_peer_is_told_from_an_end_of_our_own() {
+        let (mut peer, mut connection) = pair().await;
+        let closed = connection.connect_info();
+        peer.write_all(b"x").await.unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(connection.read(&mut buffer).await.unwrap(), 1);
+        assert!(!closed.is_set(), "it said something");
+        drop(connection);
+        assert!(!closed.is_set(), "this side ended it");
+
+        let (peer, mut connection) = pair().await;
+        let closed = connection.connect_info();
+        drop(peer);
+        assert_eq!(connection.read(&mut buffer).await.unwrap(), 0);
+        assert!(closed.is_set());
+    }
+
+    #[tokio::test]
+    async fn reset_counts_as_closed_by_the_peer() {
+        let (peer, mut connection) = pair().await;
+        let closed = connection.connect_info();
+        rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();
+        drop(peer);
+        assert!(connection.read(&mut [0; 8]).await.is_err());
+        assert!(closed.is_set());
+    }
+}

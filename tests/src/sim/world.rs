@@ -461,6 +461,8 @@ fn node_settings(rng: &mut Rng) -> NodeSettings {
             settle_ms: 200,
             settle_max_ms: 1_000,
             silence_slack_ms: 300,
+            fence_grace_ms: 250,
+            fence_grace_most: 8,
             hold_ms: 300,
             hold_max_ms: 2_000,
             vanished_share_percent: if pauses_expiry { 50 } else { 100 },

@@ -2,12 +2,25 @@
 //!
 //! `cargo run --release -p tenure-tests --bin bench -- SCENARIO [--json]`
 
+mod beside;
+mod commits;
+mod disk;
+mod failover;
+mod heartbeats;
+mod load;
 mod machine;
+mod nodes;
+mod recovery;
 mod sink_postgres;
 mod stats;
+mod steady;
+mod usage;
+
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+pub use beside::Peer;
 pub use stats::{median, percentile};
 
 /// Any reason why a scenario could not be measured.
@@ -25,13 +38,34 @@ pub struct Scenario {
 }
 
 /// All scenarios, by name.
-pub const SCENARIOS: &[Scenario] = &[sink_postgres::SCENARIO];
+pub const SCENARIOS: &[Scenario] = &[
+    commits::SCENARIO,
+    heartbeats::SCENARIO,
+    failover::SCENARIO,
+    recovery::SCENARIO,
+    steady::SCENARIO,
+    sink_postgres::SCENARIO,
+];
 
 /// What the command line says.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Rounds; nothing: the scenario's own number.
     pub rounds: Option<u32>,
+    /// How long a stretch is measured; nothing: the scenario's own length.
+    pub seconds: Option<u32>,
+    /// What gets the same load in the same run, for those scenarios that compare.
+    pub beside: Option<Peer>,
+    /// Little of everything: whether it works, not how fast it is.
+    pub is_small: bool,
+}
+
+impl Options {
+    fn length(&self, own: Duration) -> Duration {
+        let small = self.is_small.then_some(Duration::from_millis(500));
+        let told = self.seconds.map(|seconds| Duration::from_secs(u64::from(seconds)));
+        told.or(small).unwrap_or(own)
+    }
 }
 
 /// What was measured, and with what.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -37,14 +37,24 @@ impl Cluster {
     /// When they do not start; the text has what they wrote.
     #[must_use]
     pub fn start(count: u64) -> Self {
+        Self::start_with(count, SHORT_LENGTHS)
+    }
+
+    /// As [`Cluster::start`], with `settings` (TOML tables) instead of the short lengths of the tests.
+    ///
+    /// # Panics
+    ///
+    /// As [`Cluster::start`].
+    #[must_use]
+    pub fn start_with(count: u64, settings: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("tenure-nodes-").tempdir().expect("a folder");
         let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
         let addresses = ports.iter().map(|(client, _)| format!("127.0.0.1:{client}")).collect();
         let client = CoordinatorClient::new(Vec::clone(&addresses));
         let mut cluster = Self { nodes: BTreeMap::new(), folder, addresses, client };
         for node in 1..=count {
-            std::fs::write(cluster.file(node), settings(node, &ports, &cluster.folder_of(node)))
-                .expect("the settings are written");
+            let text = node_settings(node, &ports, &cluster.folder_of(node), settings);
+            std::fs::write(cluster.file(node), text).expect("the settings are written");
             cluster.run(node);
         }
         assert!(
@@ -75,6 +85,24 @@ impl Cluster {
     #[must_use]
     pub fn running(&self) -> Vec<u64> {
         self.nodes.keys().copied().collect()
+    }
+
+    /// Process id of a node that runs.
+    #[must_use]
+    pub fn pid(&self, node: u64) -> Option<u32> {
+        self.nodes.get(&node).map(Process::pid)
+    }
+
+    /// The process of a node that runs.
+    #[must_use]
+    pub fn process(&self, node: u64) -> Option<&Process> {
+        self.nodes.get(&node)
+    }
+
+    /// Where the nodes have their folders.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// `host:port` of each node, for members.
@@ -169,16 +197,8 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     RUNTIME.block_on(future)
 }
 
-fn settings(node: u64, ports: &[(u16, u16)], folder: &std::path::Path) -> String {
-    let own = ports[usize::try_from(node - 1).expect("a small number")];
-    let mut text = format!(
-        "node = {node}
-cluster = \"tests\"
-data_dir = {folder:?}
-client_listen = \"127.0.0.1:{}\"
-raft_listen = \"127.0.0.1:{}\"
-start = \"bootstrap\"
-
+/// Lengths that make tests quick.
+const SHORT_LENGTHS: &str = "
 [lease]
 ttl_ms = 2000
 heartbeat_interval_ms = 600
@@ -189,7 +209,18 @@ clock_drift_max_ms = 100
 vanished_share_percent = 100
 hold_ms = 200
 hold_max_ms = 2000
-",
+";
+
+fn node_settings(node: u64, ports: &[(u16, u16)], folder: &Path, settings: &str) -> String {
+    let own = ports[usize::try_from(node - 1).expect("a small number")];
+    let mut text = format!(
+        "node = {node}
+cluster = \"tests\"
+data_dir = {folder:?}
+client_listen = \"127.0.0.1:{}\"
+raft_listen = \"127.0.0.1:{}\"
+start = \"bootstrap\"
+{settings}",
         own.0, own.1
     );
     for (peer, (client, raft)) in (1_u64..).zip(ports) {

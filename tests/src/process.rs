@@ -292,8 +292,10 @@ pub fn tenure_bin() -> PathBuf {
 }
 
 fn beside_the_tests() -> PathBuf {
-    // …/debug/deps/test-hash → …/debug/tenure
-    let test = env::current_exe().expect("the running program has a path");
-    let folder = test.ancestors().nth(2).expect("cargo builds tests two folders deep");
+    // …/debug/deps/test-hash → …/debug/tenure, and …/release/bench → …/release/tenure
+    let program = env::current_exe().expect("the running program has a path");
+    let folder = program.parent().expect("a program is in a folder");
+    let is_test = folder.ends_with("deps");
+    let folder = if is_test { folder.parent().unwrap_or(folder) } else { folder };
     folder.join("tenure")
 }

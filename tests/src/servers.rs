@@ -14,6 +14,7 @@ use std::env;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -112,6 +113,13 @@ pub fn free_port() -> u16 {
         .map(|_| random.random_range(12_000..32_000))
         .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
         .expect("one loopback port from 12000 to 31999 is free")
+}
+
+/// Folder of downloads, where `tests/run` puts them; nothing where no cache folder is named.
+pub(crate) fn downloads() -> Option<PathBuf> {
+    let named = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
+    Some(cache.join("tenure/downloads"))
 }
 
 /// Polls `condition` every 20 ms until it holds; `false` once `timeout` has passed.

@@ -91,18 +91,37 @@ impl State {
         self.groups.iter().flat_map(|(id, group)| grants(id, group, &group.derived.acquiring))
     }
 
+    /// The grant of `partition`, and its owner, if the owner was asked to release it.
+    #[must_use]
+    pub fn revoking(&self, id: &GroupId, partition: Partition) -> Option<(GrantRef, &MemberId)> {
+        let state = self.groups.get(id)?.partitions.get(&partition)?;
+        let owner = state.ownership.owner().filter(|_| state.ownership.is_revoking())?;
+        Some((GrantRef { group: id.clone(), partition, epoch: state.epoch? }, owner))
+    }
+
+    /// The grant of `partition`, if its owner has not acquired it yet.
+    #[must_use]
+    pub fn acquiring(&self, id: &GroupId, partition: Partition) -> Option<GrantRef> {
+        let state = self.groups.get(id)?.partitions.get(&partition)?;
+        let epoch = state.epoch.filter(|_| state.is_acquiring())?;
+        Some(GrantRef { group: id.clone(), partition, epoch })
+    }
+
+    /// The hold of `partition`, if it is held back after a failure.
+    #[must_use]
+    pub fn hold(&self, id: &GroupId, partition: Partition) -> Option<Hold> {
+        let state = self.groups.get(id)?.partitions.get(&partition)?;
+        hold(id, partition, state)
+    }
+
     /// Partitions that are held back after a failure.
     pub fn holds(&self) -> impl Iterator<Item = Hold> {
         self.groups.iter().flat_map(|(id, group)| {
-            group.derived.held_back.iter().filter_map(|partition| {
-                let state = group.partitions.get(partition)?;
-                Some(Hold {
-                    group: id.clone(),
-                    partition: *partition,
-                    failures: state.trouble.as_ref()?.failures,
-                    since: state.changed_at,
-                })
-            })
+            group
+                .derived
+                .held_back
+                .iter()
+                .filter_map(|partition| hold(id, *partition, group.partitions.get(partition)?))
         })
     }
 
@@ -208,6 +227,12 @@ impl State {
             })
             .collect()
     }
+}
+
+fn hold(id: &GroupId, partition: Partition, state: &PartitionState) -> Option<Hold> {
+    let trouble = state.trouble.as_ref().filter(|trouble| trouble.held_back)?;
+    let (failures, since) = (trouble.failures, state.changed_at);
+    Some(Hold { group: id.clone(), partition, failures, since })
 }
 
 fn grants<'a>(

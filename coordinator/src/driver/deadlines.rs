@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure_core::State;
 use tenure_core::command::{GrantRef, MemberRef};
-use tenure_model::{GroupId, Index, MemberId, Partition, Takeover, Tick};
+use tenure_model::{Epoch, GroupId, Index, MemberId, Partition, Takeover, Tick};
 
 use crate::settings::NodeSettings;
 
@@ -67,6 +67,35 @@ impl Timers {
         }
     }
 
+    /// As [`Timers::follow`], for one partition that has changed.
+    pub fn follow_partition(
+        &mut self,
+        state: &State,
+        group: &GroupId,
+        partition: Partition,
+        now: Tick,
+    ) {
+        let drain = take_of(&mut self.drains, group, partition);
+        let acquire = take_of(&mut self.acquires, group, partition);
+        let hold = self.holds.remove(&(group.clone(), partition));
+        if let Some((grant, owner)) = state.revoking(group, partition) {
+            let known = drain.filter(|(known, _)| *known == grant).map(|(_, at)| at);
+            let at = known.unwrap_or_else(|| now.after(self.drain_length(state, group, owner)));
+            self.drains.insert(grant, at);
+        }
+        if let Some(grant) = state.acquiring(group, partition) {
+            let known = acquire.filter(|(known, _)| *known == grant).map(|(_, at)| at);
+            self.acquires.insert(grant, known.unwrap_or_else(|| now.after(self.lengths.acquire)));
+        }
+        if let Some(found) = state.hold(group, partition) {
+            let timer = match hold {
+                Some((since, at)) if since == found.since => (since, at),
+                Some(_) | None => (found.since, now.after(self.back_off(found.failures))),
+            };
+            self.holds.insert((found.group, partition), timer);
+        }
+    }
+
     /// Starts a timer for everything new in `state`, and forgets what is not there any more.
     pub fn follow(&mut self, state: &State, now: Tick) {
         let mut drains = BTreeMap::new();
@@ -95,6 +124,11 @@ impl Timers {
             holds.insert(key, timer);
         }
         self.holds = holds;
+        self.follow_places(state, now);
+    }
+
+    /// As [`Timers::follow`], for places that are kept.
+    pub fn follow_places(&mut self, state: &State, now: Tick) {
         let mut returns = BTreeMap::new();
         for (member, away) in state.members_away() {
             let length = Duration::from_millis(away.returning_within_ms);
@@ -159,6 +193,21 @@ impl Timers {
     }
 }
 
+/// The timer of a partition, whatever its epoch; there is at most one.
+fn take_of(
+    timers: &mut BTreeMap<GrantRef, Tick>,
+    group: &GroupId,
+    partition: Partition,
+) -> Option<(GrantRef, Tick)> {
+    let first = GrantRef { group: group.clone(), partition, epoch: Epoch::FIRST };
+    let (found, _) = timers.range(&first..).next()?;
+    if found.group != first.group || found.partition != partition {
+        return None;
+    }
+    let found = found.clone();
+    timers.remove_entry(&found)
+}
+
 #[cfg(test)]
 mod tests {
     use tenure_core::command::{
@@ -167,8 +216,7 @@ mod tests {
     };
     use tenure_core::{Command, Event};
     use tenure_model::{
-        Epoch, GroupEpoch, GroupSettings, PartitionIndex, SinkSetting, Term, Timestamp, TopicId,
-        TopicName,
+        GroupEpoch, GroupSettings, PartitionIndex, SinkSetting, Term, Timestamp, TopicId, TopicName,
     };
 
     use super::*;

@@ -77,6 +77,11 @@ impl Reign {
         due.map(|group| (group.clone(), self.settling.is_line_by_line(&group))).collect()
     }
 
+    /// Whether [`Reign::confirmation`] has someone to begin for.
+    pub fn wants_confirmation(&self) -> bool {
+        !self.is_confirming && self.has_waiting()
+    }
+
     /// Members whose answers wait for a confirmation of leadership that begins now; nothing while one is under way.
     pub fn confirmation(&mut self) -> Option<WaitingMembers> {
         if self.is_confirming {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::command::{GrantRef, MemberRef};
 use tenure_core::event::MemberJoined;
 use tenure_core::{Event, State};
-use tenure_model::{ErrorCode, GroupId, Index, MemberId, Term, Tick};
+use tenure_model::{ErrorCode, GroupId, Index, MemberId, Partition, Term, Tick};
 use tenure_proto::v1;
 use tenure_proto::v1::session_down::Down;
 
@@ -49,8 +49,12 @@ pub struct Reign {
     parked: WaitingMembers,
     /// Members whose assignment changed since the last flush.
     touched: BTreeSet<(GroupId, MemberId)>,
-    /// The state changed in a way that timers and plans follow.
-    is_dirty: bool,
+    /// Partitions that timers have not followed yet.
+    changed: BTreeSet<(GroupId, Partition)>,
+    /// Timers have to follow the state as a whole.
+    is_rebuilt: bool,
+    /// Who is a member, or what plans are made from, changed.
+    has_new_plans: bool,
     pub(super) lanes: Lanes,
     /// A confirmation of leadership is under way.
     pub(super) is_confirming: bool,
@@ -85,7 +89,9 @@ impl Reign {
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
             touched: BTreeSet::new(),
-            is_dirty: true,
+            changed: BTreeSet::new(),
+            is_rebuilt: true,
+            has_new_plans: true,
             lanes: Lanes::default(),
             is_confirming: false,
             places: Places::default(),
@@ -129,7 +135,8 @@ impl Reign {
         self.touched
             .extend(self.sessions.keys().map(|named| (named.group.clone(), named.member.clone())));
         self.built_at = state.applied;
-        self.is_dirty = true;
+        self.is_rebuilt = true;
+        self.has_new_plans = true;
     }
 
     /// Takes over what one entry changed.
@@ -147,7 +154,7 @@ impl Reign {
             Event::MemberJoined(joined) | Event::MemberUpdated(joined) => {
                 let lengths = lengths(joined.ttl_ms, joined.heartbeat_interval_ms);
                 self.table.admit(&reference(joined), lengths, now);
-                self.is_dirty = true;
+                self.has_new_plans = true;
             }
             Event::MemberLeft { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
@@ -155,13 +162,13 @@ impl Reign {
                     self.sessions.remove(&member);
                     self.forget(&member);
                 }
-                self.is_dirty = true;
+                self.has_new_plans = true;
             }
             Event::MemberExpired { group, member } | Event::MemberAway { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
                     self.end_membership(&member);
                 }
-                self.is_dirty = true;
+                self.has_new_plans = true;
             }
             Event::MemberSilenced { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
@@ -173,18 +180,20 @@ impl Reign {
                     self.heard_again(&member);
                 }
             }
-            Event::PartitionGranted { group, member, .. }
-            | Event::PartitionRevoked { group, member, .. }
-            | Event::PartitionReleased { group, member, .. } => {
+            Event::PartitionGranted { group, partition, member, .. }
+            | Event::PartitionRevoked { group, partition, member, .. }
+            | Event::PartitionReleased { group, partition, member, .. } => {
                 self.touched.insert((group.clone(), member.clone()));
-                self.is_dirty = true;
+                self.changed.insert((group.clone(), *partition));
+            }
+            Event::PartitionAcquired { group, partition, .. }
+            | Event::PartitionHeldBack { group, partition, .. }
+            | Event::HoldLifted { group, partition } => {
+                self.changed.insert((group.clone(), *partition));
             }
             Event::GroupEpochRaised { .. }
             | Event::TargetInstalled { .. }
-            | Event::TargetConfirmed { .. }
-            | Event::PartitionAcquired { .. }
-            | Event::PartitionHeldBack { .. }
-            | Event::HoldLifted { .. } => self.is_dirty = true,
+            | Event::TargetConfirmed { .. } => self.has_new_plans = true,
             Event::GroupCreated { .. }
             | Event::PlaceTaken { .. }
             | Event::MemberDrained { .. }
@@ -199,11 +208,16 @@ impl Reign {
 
     /// Brings timers and plans up to the state, and tells members of their new assignments.
     pub fn flush(&mut self, state: &State, now: Tick) {
-        if !self.is_dirty && self.touched.is_empty() {
-            return;
-        }
-        if std::mem::take(&mut self.is_dirty) {
+        let changed = std::mem::take(&mut self.changed);
+        if std::mem::take(&mut self.is_rebuilt) {
             self.timers.follow(state, now);
+        } else {
+            for (group, partition) in &changed {
+                self.timers.follow_partition(state, group, *partition, now);
+            }
+        }
+        if std::mem::take(&mut self.has_new_plans) {
+            self.timers.follow_places(state, now);
             self.settling.follow(state.groups_to_plan(), now);
         }
         for (group, member) in std::mem::take(&mut self.touched) {
@@ -218,7 +232,10 @@ impl Reign {
 
     /// Whether [`Reign::flush`] has something to do.
     pub fn needs_flush(&self) -> bool {
-        self.is_dirty || !self.touched.is_empty()
+        self.is_rebuilt
+            || self.has_new_plans
+            || !self.changed.is_empty()
+            || !self.touched.is_empty()
     }
 
     /// A session is new. An earlier one of the same member ends.
@@ -293,6 +310,11 @@ impl Reign {
 
     fn deadline(&self, member: &MemberRef) -> Tick {
         self.table.deadline(member).unwrap_or_default()
+    }
+
+    /// Whether anyone waits for a confirmation which has not begun yet.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Everything that waits for a confirmation which has not begun yet.

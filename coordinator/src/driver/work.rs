@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use tenure_core::command::MemberRef;
 use tenure_model::{GroupId, Index, Term, Tick};
+use tokio::time::Instant;
 
-use super::Driver;
 use super::leading::{self, Lane, Outcome, Proposal};
 use super::proposer::{Proposer, Verdict};
 use super::reign::WaitingMembers;
+use super::{CONFIRM_PAUSE, Driver};
 use crate::machine::GroupMachine;
 use crate::raft::{LinearizeError, ProposeError, RaftNode};
 
@@ -33,12 +34,11 @@ pub(crate) enum Done {
 }
 
 impl Driver {
-    /// Marks what is due and proposes it; begins plans and the confirmation that waiting heartbeats need.
+    /// Marks what is due and proposes it; begins plans.
     pub(super) fn work_off(&mut self, now: Tick) {
         let Some(reign) = &mut self.reign else { return };
         let term = reign.term;
         let (proposals, plans) = (reign.proposals(now), reign.plans(now));
-        let waiting = reign.confirmation();
         for proposal in proposals {
             self.propose(term, proposal);
         }
@@ -49,7 +49,14 @@ impl Driver {
                 Done::Planned { term, group, outcome }
             }));
         }
-        if let Some(waiting) = waiting {
+    }
+
+    /// Begins the confirmation that waiting heartbeats need.
+    pub(super) fn confirm_waiting(&mut self) {
+        let Some(reign) = &mut self.reign else { return };
+        let term = reign.term;
+        if let Some(waiting) = reign.confirmation() {
+            self.confirm_from = Instant::now() + CONFIRM_PAUSE;
             self.confirm(term, waiting);
         }
     }

@@ -264,11 +264,13 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         rpc: AppendEntriesRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        // The library allows one heartbeat interval, also for entries. A large one would never get through; that the
-        // peer is gone is seen by the pings.
+        // The library allows less than one heartbeat interval, also for entries. Large ones would never get through, and on
+        // a machine that is full no answer to a heartbeat would count; that the peer is gone is seen by the pings.
+        let tuning = &self.network.tuning;
         let limit = match self.lane {
-            Lane::Entries => self.network.tuning.append_timeout,
-            Lane::Liveness | Lane::Snapshot => option.soft_ttl(),
+            Lane::Entries => tuning.append_timeout,
+            Lane::Liveness => tuning.election_timeout_max.max(option.soft_ttl()),
+            Lane::Snapshot => option.soft_ttl(),
         };
         self.call(Method::Append, self.lane, &rpc, limit).await
     }

@@ -28,6 +28,20 @@ pub struct TopicIdError {
 
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
+/// Value of each byte as a digit of [`BASE64`]; [`NO_DIGIT`] for all others. Every commit and heartbeat names its
+/// partitions by ids, so that a search would show.
+const DIGITS: [u8; 256] = {
+    let mut digits = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < BASE64.len() {
+        digits[BASE64[value] as usize] = value as u8;
+        value += 1;
+    }
+    digits
+};
+
+const NO_DIGIT: u8 = u8::MAX;
+
 impl TopicId {
     /// Makes an id from its 128 bits, most significant first.
     #[must_use]
@@ -71,7 +85,11 @@ impl TopicId {
         }
         let mut bits: u128 = 0;
         for (position, byte) in text.bytes().enumerate() {
-            let digit = BASE64.iter().position(|b| *b == byte).ok_or_else(error)? as u128;
+            let digit = DIGITS[usize::from(byte)];
+            if digit == NO_DIGIT {
+                return Err(error());
+            }
+            let digit = u128::from(digit);
             if position < 21 {
                 bits = (bits << 6) | digit;
             } else if digit & 0xf == 0 {

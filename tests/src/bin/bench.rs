@@ -2,10 +2,10 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints")]
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use clap::Parser;
-use tenure_tests::bench::{self, Options, SCENARIOS, Scenario};
+use tenure_tests::bench::{self, Options, Peer, SCENARIOS, Scenario};
 
 /// Measures one scenario on real parts.
 #[derive(Debug, Parser)]
@@ -22,6 +22,12 @@ struct Args {
     /// Rounds instead of the scenario's own number.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: Option<u32>,
+    /// Measures for so many seconds instead of the scenario's own length.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: Option<u32>,
+    /// Fetches and starts a peer, etcd or kafka, and gives it the same load in the same run.
+    #[arg(long, value_name = "PEER")]
+    beside: Option<Peer>,
 }
 
 fn main() -> ExitCode {
@@ -36,7 +42,17 @@ fn main() -> ExitCode {
         eprintln!("error: no scenario {:?}; `bench list` names them all", args.scenario);
         return ExitCode::from(2);
     };
-    match (scenario.run)(&Options { rounds: args.rounds }) {
+    if let Err(error) = build_the_program() {
+        eprintln!("error: {error}");
+        return ExitCode::FAILURE;
+    }
+    let options = Options {
+        rounds: args.rounds,
+        seconds: args.seconds,
+        beside: args.beside,
+        is_small: false,
+    };
+    match (scenario.run)(&options) {
         Ok(measured) => {
             println!("{}", bench::text(scenario, &measured));
             if args.json {
@@ -48,5 +64,24 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Under `cargo run`: brings the program `tenure` beside this one up to date, in the same profile.
+fn build_the_program() -> Result<(), String> {
+    let Some(cargo) = std::env::var_os("CARGO") else { return Ok(()) };
+    if std::env::var_os("TENURE_BIN").is_some() {
+        return Ok(());
+    }
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--locked", "--package", "tenure-cli"]);
+    build.current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    match build.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("cargo build --package tenure-cli: {status}")),
+        Err(error) => Err(format!("cargo: {error}")),
     }
 }

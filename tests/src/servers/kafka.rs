@@ -18,11 +18,13 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use super::guarded::Guarded;
-use super::{Missing, free_port, refuse_in_fast_tier, unique_name, wait_until};
+use super::{Missing, downloads, free_port, refuse_in_fast_tier, unique_name, wait_until};
 
 const PART: &str = "Kafka";
 /// Folder of the jars below the downloads; the version that `tests/run` fetches.
 const JARS: &str = "kafka-4.3.1";
+/// What [`class_path`] finds.
+pub(crate) const VERSION: &str = "Apache Kafka 4.3.1";
 /// Any valid id; it keeps clusters apart that share a disk, and these share none.
 const CLUSTER_ID: &str = "VGVudXJlVGVzdENsdXN0ZQ";
 /// A first start on a busy machine.
@@ -55,8 +57,7 @@ impl Kafka {
             assert!(answers(&bootstrap), "no broker answers at KAFKA_BOOTSTRAP={bootstrap}");
             return Ok(Self { bootstrap, server: None });
         }
-        let class_path = find_jars()?;
-        find_java()?;
+        let class_path = class_path()?;
         let mut last_log = String::new();
         for _ in 0..START_ATTEMPTS {
             match Self::start_once(&class_path) {
@@ -215,7 +216,7 @@ impl Kafka {
 }
 
 /// Runs `future` on this thread. Needs no runtime, so it also works beside one.
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -264,7 +265,7 @@ auto.create.topics.enable=false
     )
 }
 
-fn format_storage(class_path: &str, settings: &Path) {
+pub(crate) fn format_storage(class_path: &str, settings: &Path) {
     let output = Command::new("java")
         .args(["-XX:TieredStopAtLevel=1", "-cp", class_path, "kafka.tools.StorageTool"])
         .args(["format", "-t", CLUSTER_ID, "-c"])
@@ -292,11 +293,23 @@ fn answers(bootstrap: &str) -> bool {
     })
 }
 
+/// Class path, where Java is there to read it.
+///
+/// # Errors
+///
+/// [`Missing`] where Java or the jars are not found.
+pub(crate) fn class_path() -> Result<String, Missing> {
+    find_java()?;
+    find_jars()
+}
+
 /// Class path of `KAFKA_HOME`, else of what `tests/run` has downloaded.
 fn find_jars() -> Result<String, Missing> {
     let folder = match env::var_os("KAFKA_HOME") {
         Some(home) => PathBuf::from(home).join("libs"),
-        None => downloads()?.join(JARS),
+        None => downloads()
+            .ok_or_else(|| Missing::new(PART, "neither XDG_CACHE_HOME nor HOME is set"))?
+            .join(JARS),
     };
     let has_jars = fs::read_dir(&folder).is_ok_and(|files| {
         files.flatten().any(|file| file.file_name().to_string_lossy().starts_with("kafka_"))
@@ -310,16 +323,6 @@ fn find_jars() -> Result<String, Missing> {
         );
         Err(Missing::new(PART, why))
     }
-}
-
-/// Folder of downloads, where `tests/run` puts them.
-fn downloads() -> Result<PathBuf, Missing> {
-    let cache = match (env::var_os("XDG_CACHE_HOME"), env::var_os("HOME")) {
-        (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
-        (_, Some(home)) => PathBuf::from(home).join(".cache"),
-        (_, None) => return Err(Missing::new(PART, "neither XDG_CACHE_HOME nor HOME is set")),
-    };
-    Ok(cache.join("tenure/downloads"))
 }
 
 fn find_java() -> Result<(), Missing> {

@@ -99,6 +99,8 @@ fn status_json(response: &v1::ClusterStatusResponse) -> Value {
             "last_log": node.last_log,
             "lag": node.lag,
             "acked_ago_ms": node.acked_ago_ms,
+            "supported_level": node.supported_level,
+            "version": node.version,
         })
     });
     json!({
@@ -113,6 +115,8 @@ fn status_json(response: &v1::ClusterStatusResponse) -> Value {
         "wal_bytes": response.wal_bytes,
         "quorum_acked_ago_ms": response.quorum_acked_ago_ms,
         "changing": response.changing,
+        "feature_level": response.feature_level,
+        "digest_agreed": response.digest_agreed,
         "nodes": nodes.collect::<Vec<_>>(),
     })
 }
@@ -138,7 +142,22 @@ fn status_table(response: &v1::ClusterStatusResponse) {
         response.snapshot,
         response.wal_bytes,
     ));
-    let mut table = Table::new(&["NODE", "ROLE", "LOG", "LAG", "ANSWERED", "CLIENTS", "RAFT"]);
+    let agreed = match response.digest_agreed {
+        0 => "not compared since it started".to_owned(),
+        index => format!("as the majority's at {index}"),
+    };
+    line(format_args!("feature level {}  state {agreed}", response.feature_level));
+    let mut table = Table::new(&[
+        "NODE",
+        "ROLE",
+        "LOG",
+        "LAG",
+        "ANSWERED",
+        "KNOWS LEVEL",
+        "VERSION",
+        "CLIENTS",
+        "RAFT",
+    ]);
     for node in &response.nodes {
         table.row(vec![
             node.node.to_string(),
@@ -146,6 +165,8 @@ fn status_table(response: &v1::ClusterStatusResponse) {
             optional(node.last_log),
             optional(node.lag),
             ms(node.acked_ago_ms),
+            optional(node.supported_level),
+            node.version.clone().unwrap_or_else(|| "-".to_owned()),
             node.client_address.clone(),
             node.raft_address.clone(),
         ]);

@@ -31,12 +31,17 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     override_by_flags(&mut settings, &args)?;
     settings.validate().map_err(|error| usage(error.to_string()))?;
-    let node = Node::start(settings)
-        .await
-        .map_err(|error| Failure { message: error.to_string(), exit: exit::FAILED })?;
+    // From here on the signals end the program in order, also while it waits for the other founders.
+    let asked = asked_to_stop();
+    tokio::pin!(asked);
+    let node = tokio::select! {
+        () = &mut asked => return Ok(()),
+        started = Node::start(settings) => started
+            .map_err(|error| Failure { message: error.to_string(), exit: exit::FAILED })?,
+    };
     line(format_args!("serving clients at {}", node.client_address()));
     let ended = tokio::select! {
-        () = asked_to_stop() => None,
+        () = asked => None,
         reason = node.stopped() => Some(reason),
     };
     node.shutdown().await;
@@ -86,15 +91,17 @@ fn override_by_flags(settings: &mut NodeSettings, args: &ServeArgs) -> Result<()
     Ok(())
 }
 
-async fn asked_to_stop() {
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        // Without handlers the signals end the process by themselves.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// Takes the signals over at once, and waits for one.
+fn asked_to_stop() -> impl Future<Output = ()> {
+    let handlers = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    async move {
+        let (Ok(mut terminate), Ok(mut interrupt)) = handlers else {
+            // Without handlers the signals end the process by themselves.
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
     }
 }

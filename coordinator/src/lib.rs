@@ -2,6 +2,7 @@
 
 mod clock;
 mod connection;
+pub mod digests;
 mod driver;
 mod grpc;
 #[doc(hidden)]
@@ -16,6 +17,7 @@ pub mod settings;
 #[doc(hidden)]
 pub mod soft;
 pub mod stored;
+mod versions;
 mod view;
 
 /// The parts without IO, for the simulator. Not an interface: they change with the code around them.

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tenure_core::command::{Context, MemberRef};
-use tenure_core::{Applied, Event, State};
+use tenure_core::{Applied, Command, Event, State};
 use tenure_model::{Clock, Index, Tick};
 use tokio::sync::{broadcast, watch};
 
+use crate::digests::Digests;
 use crate::raft::{EntryContext, Fatal, Machine};
 use crate::stored;
+use crate::versions;
 
 /// Entries that a slow subscriber may lag behind before it has to look at the whole state again.
 pub const CHANGES_BUFFERED_MAX: usize = 4096;
@@ -54,6 +56,7 @@ pub struct GroupMachine {
     /// When this replica first applied, installed or replayed each silence that the state still names
     /// (DESIGN.md, section 5, rule 4).
     silences: BTreeMap<(MemberRef, Index), Tick>,
+    digests: Digests,
 }
 
 impl GroupMachine {
@@ -67,6 +70,7 @@ impl GroupMachine {
             newest_change: watch::Sender::default(),
             clock,
             silences: BTreeMap::new(),
+            digests: Digests::default(),
         }
     }
 
@@ -100,6 +104,12 @@ impl GroupMachine {
         self.newest_change.subscribe()
     }
 
+    /// Digests that this replica took of its state.
+    #[must_use]
+    pub const fn digests(&self) -> &Digests {
+        &self.digests
+    }
+
     /// When this replica first saw the silence that the log says of `member`.
     #[must_use]
     pub fn silent_since(&self, member: &MemberRef, silence: Index) -> Option<Tick> {
@@ -119,6 +129,19 @@ impl GroupMachine {
         }
     }
 
+    /// Takes and compares the digests that an entry asks for.
+    fn compare(&self, index: Index, commands: &[Command]) -> Result<(), Fatal> {
+        if commands.iter().any(|command| matches!(command, Command::MarkDigest)) {
+            self.digests.mark(index, &self.state);
+        }
+        for command in commands {
+            if let Command::CompareDigest { index, digest } = command {
+                self.digests.expect(*index, *digest);
+            }
+        }
+        self.digests.check()
+    }
+
     fn tell(&self, change: Change) {
         let changes = &self.state.changes;
         let newest = changes.newest.back().map_or(changes.compacted, |last| last.at.revision);
@@ -134,6 +157,10 @@ impl Machine for GroupMachine {
     fn apply(&mut self, at: EntryContext, payload: &Bytes) -> Result<Self::Reply, Fatal> {
         let batch = stored::decode_batch(payload)
             .map_err(|error| Fatal(format!("entry {}: {error}", at.index)))?;
+        for command in &batch.commands {
+            check_command(command)
+                .map_err(|error| Fatal(format!("entry {}: {error}", at.index)))?;
+        }
         let context = Context { term: at.term, index: at.index, proposed_at: batch.proposed_at };
         let outcomes: Arc<[Applied]> =
             Arc::make_mut(&mut self.state).apply_batch(context, &batch.commands).into();
@@ -151,6 +178,7 @@ impl Machine for GroupMachine {
             self.note_silences();
         }
         self.tell(Change::Applied { index: at.index, outcomes: Arc::clone(&outcomes) });
+        self.compare(at.index, &batch.commands)?;
         Ok(outcomes)
     }
 
@@ -163,10 +191,23 @@ impl Machine for GroupMachine {
         let state = stored::decode_snapshot(bytes).map_err(|error| Fatal(error.to_string()))?;
         let index = state.applied;
         self.state = Arc::new(state);
+        self.digests.clear();
         self.note_silences();
         self.tell(Change::Restored { index });
         Ok(())
     }
+
+    fn answer(&self, question: &[u8]) -> Vec<u8> {
+        versions::answer(&self.digests, question)
+    }
+}
+
+/// Refuses a command that leads to rules which this build does not know.
+fn check_command(command: &Command) -> Result<(), stored::StoredError> {
+    if let Command::RaiseFeatureLevel { level } = command {
+        stored::check_level("command", *level)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -175,7 +216,10 @@ mod tests {
 
     use tenure_core::Command;
     use tenure_core::command::{JoinGroup, SilentMember};
-    use tenure_model::{GroupSettings, ManualClock, MemberEpoch, Term, Timestamp};
+    use tenure_core::level::NEWEST;
+    use tenure_model::{
+        FeatureLevel, GroupSettings, ManualClock, MemberEpoch, StateDigest, Term, Timestamp,
+    };
 
     use super::*;
 
@@ -229,6 +273,53 @@ mod tests {
         let heard = Command::MarkMembersHeard { term: Term(1), members: vec![member.clone()] };
         apply(&mut machine, 3, heard);
         assert_eq!(machine.silent_since(&member, Index(2)), None);
+    }
+
+    fn entry(machine: &mut GroupMachine, index: u64, command: Command) -> Result<(), Fatal> {
+        let payload = stored::encode_batch(Timestamp(0), &[command]);
+        let at = EntryContext { term: Term(1), index: Index(index) };
+        machine.apply(at, &payload).map(drop)
+    }
+
+    #[test]
+    fn replica_with_another_state_than_the_majority_stops_and_says_as_of_which_entry() {
+        let clock = ManualClock::default();
+        let mut right = GroupMachine::new(Arc::new(clock.clone()));
+        let mut wrong = GroupMachine::new(Arc::new(clock));
+        for machine in [&mut right, &mut wrong] {
+            apply(machine, 1, join());
+        }
+        // As if a bit of its memory had flipped.
+        Arc::make_mut(&mut wrong.state).epoch_counter ^= 1 << 7;
+        for machine in [&mut right, &mut wrong] {
+            apply(machine, 2, Command::MarkDigest);
+        }
+        let digest = right.digests().at(Index(2)).unwrap();
+        assert_ne!(wrong.digests().at(Index(2)), Some(digest));
+        let compare = Command::CompareDigest { index: Index(2), digest };
+        assert_eq!(entry(&mut right, 3, compare.clone()), Ok(()));
+        assert_eq!(right.digests().agreed(), Index(2));
+        let fatal = entry(&mut wrong, 3, compare).unwrap_err().to_string();
+        assert!(fatal.contains("as of entry 2") && fatal.contains("majority"), "{fatal}");
+    }
+
+    #[test]
+    fn replica_that_was_away_at_the_mark_is_not_compared() {
+        let mut machine = GroupMachine::new(Arc::new(ManualClock::default()));
+        let compare = Command::CompareDigest { index: Index(2), digest: StateDigest(1) };
+        assert_eq!(entry(&mut machine, 3, compare), Ok(()));
+        assert_eq!(machine.digests().agreed(), Index(0));
+    }
+
+    #[test]
+    fn higher_feature_level_stops_the_node_and_says_what_to_run() {
+        let mut machine = GroupMachine::new(Arc::new(ManualClock::default()));
+        let level = FeatureLevel(NEWEST.0 + 1);
+        let fatal = entry(&mut machine, 1, Command::RaiseFeatureLevel { level }).unwrap_err();
+        let fatal = fatal.to_string();
+        assert!(fatal.starts_with("entry 1: command has feature level"), "{fatal}");
+        assert!(fatal.ends_with("run the newer version on this node"), "{fatal}");
+        assert_eq!(machine.state().level, FeatureLevel::FIRST);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::raft::{
     NodeAddresses, NodeId, OpenError, RaftNode, RaftSettings, RaftTuning, Start, StopReason,
 };
 use crate::settings::{NodeSettings, NodeSettingsError, StartMode};
+use crate::versions::Keeper;
 
 /// HTTP/2 keepalive towards clients: pause before a ping, and wait for its answer.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -106,9 +107,23 @@ impl Node {
             settings: Arc::clone(&settings),
             node_address,
         });
+        let (keeper, reports) = Keeper::new(
+            raft.clone(),
+            proposer.clone(),
+            Duration::from_millis(settings.raft.heartbeat_interval_ms),
+            Duration::from_millis(settings.raft.digest_interval_ms),
+        );
         let (closing, closed) = watch::channel(false);
-        let services =
-            Services::new(raft.clone(), proposer, handle, clock, settings, closed.clone(), signer);
+        let services = Services::new(
+            raft.clone(),
+            proposer,
+            handle,
+            clock,
+            settings,
+            closed.clone(),
+            signer,
+            reports,
+        );
         let routes = services.routes().await?;
 
         let mut ending = closed.clone();
@@ -125,8 +140,12 @@ impl Node {
                 tracing::error!(%error, "the listener for clients ended");
             }
         };
-        let tasks =
-            vec![tokio::spawn(driver.run(closed)), tokio::spawn(serving), tokio::spawn(proposing)];
+        let tasks = vec![
+            tokio::spawn(driver.run(closed.clone())),
+            tokio::spawn(keeper.run(closed)),
+            tokio::spawn(serving),
+            tokio::spawn(proposing),
+        ];
         tracing::info!(%client_address, %raft_address, "node started");
         Ok(Self { raft, client_address, raft_address, closing, tasks: Mutex::new(tasks) })
     }

@@ -133,6 +133,8 @@ pub struct RaftLengths {
     pub election_timeout_max_ms: u64,
     /// How long a proposal or a linearizable read may take before its outcome is called unknown. Default 5000.
     pub propose_timeout_ms: u64,
+    /// How often the nodes compare their states; costs each of them about as much as a snapshot. Default 300000.
+    pub digest_interval_ms: u64,
 }
 
 /// Sizes of what waits in a node. More is refused as `OVERLOADED`.
@@ -210,6 +212,7 @@ impl Default for RaftLengths {
             election_timeout_min_ms: 1_000,
             election_timeout_max_ms: 2_000,
             propose_timeout_ms: 5_000,
+            digest_interval_ms: 300_000,
         }
     }
 }
@@ -326,6 +329,7 @@ impl NodeSettings {
             ("raft.election_timeout_min_ms", self.raft.election_timeout_min_ms),
             ("raft.election_timeout_max_ms", self.raft.election_timeout_max_ms),
             ("raft.propose_timeout_ms", self.raft.propose_timeout_ms),
+            ("raft.digest_interval_ms", self.raft.digest_interval_ms),
             ("queues.commands", self.queues.commands as u64),
             ("queues.session_messages", self.queues.session_messages as u64),
             ("queues.session_acts", self.queues.session_acts as u64),

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside test functions")]
 
 mod common;
+#[path = "single_node/old_sdk.rs"]
+mod old_sdk;
 #[path = "single_node/places.rs"]
 mod places;
 

@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod cluster;
+pub mod load;
 pub mod process;
 pub mod proxy;
 pub mod servers;

@@ -74,7 +74,8 @@ fn refuse_in_fast_tier(part: &'static str) -> Result<(), Missing> {
     }
 }
 
-fn announce_skip(why: &str) {
+/// Announces the calling test as skipped, as [`require`] does.
+pub fn announce_skip(why: &str) {
     let thread = std::thread::current();
     let line = format!("{}::{}: {why}\n", test_binary(), thread.name().unwrap_or("unnamed"));
     std::io::stderr()

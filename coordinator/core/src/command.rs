@@ -1,8 +1,9 @@
 //! What the raft log holds.
 
 use tenure_model::{
-    CommitSequence, Epoch, GroupEpoch, GroupId, GroupSettings, Index, InstanceId, MemberEpoch,
-    MemberId, NextOffset, Partition, RequestId, Term, Timestamp, TopicId, TopicName,
+    CommitSequence, Epoch, FeatureLevel, GroupEpoch, GroupId, GroupSettings, Index, InstanceId,
+    MemberEpoch, MemberId, NextOffset, Partition, RequestId, StateDigest, Term, Timestamp, TopicId,
+    TopicName,
 };
 
 /// What the log says of the entry that a command came in.
@@ -60,6 +61,12 @@ pub enum Command {
     DrainMember(DrainMember),
     /// An operator lifts the epoch counter, for example after a restore.
     RaiseEpochFloor { operator: OperatorContext, floor: Epoch },
+    /// The raft leader found that all nodes know the rules of a higher level.
+    RaiseFeatureLevel { level: FeatureLevel },
+    /// Every replica takes the digest of its state as of this entry.
+    MarkDigest,
+    /// The digest that a majority of the voters took as of an earlier entry; a replica with another one stops.
+    CompareDigest { index: Index, digest: StateDigest },
 }
 
 /// Join of one member.

@@ -1,8 +1,8 @@
 //! What happened. Events are the only thing that changes the state.
 
 use tenure_model::{
-    Epoch, GroupEpoch, GroupId, GroupSettings, InstanceId, MemberEpoch, MemberId, Partition,
-    RequestId, TopicId, TopicName,
+    Epoch, FeatureLevel, GroupEpoch, GroupId, GroupSettings, InstanceId, MemberEpoch, MemberId,
+    Partition, RequestId, TopicId, TopicName,
 };
 
 use crate::command::{OffsetCommit, ReleaseReason};
@@ -127,6 +127,9 @@ pub enum Event {
     EpochFloorRaised {
         floor: Epoch,
     },
+    FeatureLevelRaised {
+        level: FeatureLevel,
+    },
     OperatorActed {
         request: RequestId,
         actor: String,
@@ -204,7 +207,7 @@ impl Event {
             | Self::PartitionHeldBack { group, .. }
             | Self::HoldLifted { group, .. }
             | Self::OffsetCommitted { group, .. } => Some(group),
-            Self::EpochFloorRaised { .. } => None,
+            Self::EpochFloorRaised { .. } | Self::FeatureLevelRaised { .. } => None,
             Self::OperatorActed { group, .. } => group.as_ref(),
         }
     }

@@ -116,6 +116,7 @@ impl State {
             Event::EpochFloorRaised { floor } => {
                 self.epoch_counter = self.epoch_counter.max(floor.get());
             }
+            Event::FeatureLevelRaised { level } => self.level = *level,
             Event::OperatorActed { .. } => self.remember(event),
         }
     }

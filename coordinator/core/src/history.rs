@@ -310,7 +310,8 @@ impl What {
             | Event::PartitionHeldBack { .. }
             | Event::HoldLifted { .. }
             | Event::OffsetCommitted { .. }
-            | Event::EpochFloorRaised { .. } => return None,
+            | Event::EpochFloorRaised { .. }
+            | Event::FeatureLevelRaised { .. } => return None,
         })
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Every replica runs [`State::apply`] on the same commands in the same order and gets the same state, replies and
 //! events. There is no IO, no clock, no random number and no map whose order differs between runs.
-//! Reading order: [`command`], [`event`], [`state`], [`history`], `apply`, `decide`, `evolve`, `reconcile`, [`queries`], `invariants`.
+//! Reading order: [`command`], [`event`], [`state`], [`history`], `apply`, `decide`, [`level`], `evolve`, `reconcile`, [`queries`], `invariants`.
 
 pub mod command;
 pub mod event;
 pub mod history;
+pub mod level;
 pub mod rejection;
 pub mod reply;
 pub mod state;

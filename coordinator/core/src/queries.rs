@@ -223,6 +223,7 @@ impl State {
                 | Event::HoldLifted { .. }
                 | Event::OffsetCommitted { .. }
                 | Event::EpochFloorRaised { .. }
+                | Event::FeatureLevelRaised { .. }
                 | Event::OperatorActed { .. } => None,
             })
             .collect()

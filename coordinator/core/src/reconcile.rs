@@ -111,6 +111,7 @@ fn dirty(events: &[Event]) -> BTreeMap<&GroupId, Dirty<'_>> {
             | Event::PartitionHeldBack { .. }
             | Event::OffsetCommitted { .. }
             | Event::EpochFloorRaised { .. }
+            | Event::FeatureLevelRaised { .. }
             | Event::OperatorActed { .. } => {}
         }
     }

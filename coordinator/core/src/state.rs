@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tenure_model::{
-    CommitSequence, Epoch, GroupEpoch, GroupId, GroupSettings, Index, InstanceId, MemberEpoch,
-    MemberId, NextOffset, Partition, RequestId, Timestamp, TopicId, TopicName,
+    CommitSequence, Epoch, FeatureLevel, GroupEpoch, GroupId, GroupSettings, Index, InstanceId,
+    MemberEpoch, MemberId, NextOffset, Partition, RequestId, Timestamp, TopicId, TopicName,
 };
 
 use crate::event::{FreeCause, OperatorAction};
@@ -14,6 +14,8 @@ use crate::reply::PlannedMove;
 /// Everything that the coordinators agree on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
+    /// Which rules decide.
+    pub level: FeatureLevel,
     /// Highest epoch ever drawn, or the floor; 0 in a new cluster.
     pub epoch_counter: u64,
     /// Index of the last entry applied.

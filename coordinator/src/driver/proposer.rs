@@ -160,6 +160,9 @@ fn weight(command: &Command) -> usize {
         Command::AcknowledgeAcquired(_)
         | Command::MovePartition(_)
         | Command::DrainMember(_)
-        | Command::RaiseEpochFloor { .. } => 1024,
+        | Command::RaiseEpochFloor { .. }
+        | Command::RaiseFeatureLevel { .. }
+        | Command::MarkDigest
+        | Command::CompareDigest { .. } => 1024,
     }
 }

@@ -202,6 +202,7 @@ impl Reign {
             | Event::PinsLifted { .. }
             | Event::OffsetCommitted { .. }
             | Event::EpochFloorRaised { .. }
+            | Event::FeatureLevelRaised { .. }
             | Event::OperatorActed { .. } => {}
         }
     }

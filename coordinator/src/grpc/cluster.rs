@@ -77,8 +77,19 @@ impl v1::cluster_server::Cluster for Services {
         if !request.get_ref().local {
             self.at_leader().await?;
         }
-        let cluster = self.0.settings.cluster.clone();
-        Ok(Response::new(status_to_wire(cluster, &self.0.raft.status())))
+        let raft = &self.0.raft;
+        let mut wire = status_to_wire(self.0.settings.cluster.clone(), &raft.status());
+        (wire.feature_level, wire.digest_agreed) =
+            raft.with_machine(|machine| (machine.state().level.0, machine.digests().agreed().0));
+        let reports = self.0.reports.borrow();
+        for node in &mut wire.nodes {
+            if let Some(report) = reports.get(&NodeId(node.node)) {
+                node.supported_level = Some(report.supported.0);
+                node.version = Some(report.version.clone());
+            }
+        }
+        drop(reports);
+        Ok(Response::new(wire))
     }
 }
 
@@ -125,6 +136,8 @@ fn status_to_wire(cluster: String, status: &RaftStatus) -> v1::ClusterStatusResp
             .iter()
             .map(|node| node_to_wire(node, leads.then_some(number(status.last_log))))
             .collect(),
+        feature_level: 0,
+        digest_agreed: 0,
     }
 }
 
@@ -139,6 +152,8 @@ fn node_to_wire(node: &NodeStatus, last_log: Option<u64>) -> v1::ClusterNode {
         last_log: last_log.map(|_| matched),
         lag: last_log.map(|last| last.saturating_sub(matched)),
         acked_ago_ms: node.acked_ago.map(millis),
+        supported_level: None,
+        version: None,
     }
 }
 

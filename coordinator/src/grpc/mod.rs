@@ -35,6 +35,7 @@ use crate::driver::proposer::Proposer;
 use crate::machine::GroupMachine;
 use crate::raft::{NodeId, ProposeError, RaftNode};
 use crate::settings::NodeSettings;
+use crate::versions::Reports;
 use coded::Coded;
 use refusal::Refusal;
 pub(crate) use signing::Signer;
@@ -58,9 +59,12 @@ struct Shared {
     watches: Arc<Semaphore>,
     /// Turns true when the node stops.
     closing: watch::Receiver<bool>,
+    /// What the nodes last said of themselves, while this one leads.
+    reports: watch::Receiver<Reports>,
 }
 
 impl Services {
+    #[allow(clippy::too_many_arguments, reason = "called once, with the parts of a node")]
     pub(crate) fn new(
         raft: RaftNode<GroupMachine>,
         proposer: Proposer,
@@ -69,6 +73,7 @@ impl Services {
         settings: Arc<NodeSettings>,
         closing: watch::Receiver<bool>,
         signer: Arc<Signer>,
+        reports: watch::Receiver<Reports>,
     ) -> Self {
         let sessions = AtomicU64::new(0);
         let watches = Arc::new(Semaphore::new(WATCHES_MAX));
@@ -82,6 +87,7 @@ impl Services {
             sessions,
             watches,
             closing,
+            reports,
         }))
     }
 

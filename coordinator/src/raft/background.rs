@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use openraft::Instant as _;
 use openraft::async_runtime::watch::WatchReceiver as _;
 use tenure_model::Term;
 use tokio::sync::watch;
@@ -147,6 +148,43 @@ pub(crate) async fn snapshot_by_size<M: Machine>(
         tracing::info!(wal_bytes = size_bytes, "the raft log has grown, writing a snapshot");
         smallest_since = size_bytes;
         if library.trigger().snapshot().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Gives leadership up once no majority has answered for `patience`.
+///
+/// The others hear a leader that does not hear them, and would wait for it for ever.
+pub(crate) async fn step_down<M: Machine>(library: Library<M>, patience: Duration) {
+    let metrics = library.metrics();
+    let mut ticks = tokio::time::interval(patience / 8);
+    // When this node was first seen to lead its term: there may be no answer yet.
+    let mut leads_since: Option<(u64, tokio::time::Instant)> = None;
+    loop {
+        let now = ticks.tick().await;
+        let (term, leads, acked_ago) = {
+            let seen = metrics.borrow_watched();
+            let is_alone = seen.membership_config.voter_ids().eq([seen.id]);
+            let leads = seen.state.is_leader() && !is_alone;
+            (seen.current_term, leads, seen.last_quorum_acked.map(|at| at.elapsed()))
+        };
+        if !leads {
+            leads_since = None;
+            continue;
+        }
+        let since = match leads_since {
+            Some((known, since)) if known == term => since,
+            Some(_) | None => leads_since.insert((term, now)).1,
+        };
+        let unheard = now - since;
+        if acked_ago.unwrap_or(unheard) < patience || unheard < patience {
+            continue;
+        }
+        tracing::warn!(term, ?acked_ago, "no majority answers, leadership is given up");
+        leads_since = None;
+        // As a candidate it sends no heartbeats; it wins again only if a majority can answer it.
+        if library.trigger().elect(false).await.is_err() {
             return;
         }
     }

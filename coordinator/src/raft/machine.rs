@@ -54,6 +54,12 @@ pub trait Machine: Send + Sync + 'static {
     ///
     /// [`Fatal`] stops the node.
     fn restore(&mut self, bytes: &[u8]) -> Result<(), Fatal>;
+
+    /// Answers what another node asks of this one, beside the log. Entries wait meanwhile: be short.
+    fn answer(&self, question: &[u8]) -> Vec<u8> {
+        let _nothing_to_say_to = question;
+        Vec::new()
+    }
 }
 
 /// The machine with what the raft library must know of it. Clones share it.

@@ -358,6 +358,23 @@ impl<M: Machine> RaftNode<M> {
         self.0.replica.read(action)
     }
 
+    /// Asks the machine of a node, this one or another; nothing when it does not answer in time.
+    pub async fn ask(&self, node: NodeId, question: Bytes, limit: Duration) -> Option<Bytes> {
+        if node == self.0.settings.node {
+            return Some(self.with_machine(|machine| machine.answer(&question)).into());
+        }
+        let known = self.status().nodes.into_iter().find(|known| known.node == node)?;
+        let asked = self.0.network.ask(node, &known.addresses.raft_address, question);
+        match timeout(limit, asked).await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(status)) => {
+                tracing::debug!(peer = %node, reason = status.message(), "a node does not answer");
+                None
+            }
+            Err(_elapsed) => None,
+        }
+    }
+
     /// Index of the last applied entry.
     #[must_use]
     pub fn applied(&self) -> watch::Receiver<Index> {

@@ -51,6 +51,7 @@ enum Method {
     Vote,
     PreVote,
     TransferLeader,
+    Ask,
 }
 
 /// Connections to the other nodes. Clones share them.
@@ -92,6 +93,19 @@ impl Network {
         let answer = tokio::time::timeout(timeout, call).await;
         let answer = answer.map_err(|_elapsed| Status::deadline_exceeded("no answer"))??;
         self.unpack(node, &answer)
+    }
+
+    /// Asks a node's machine; the bodies are the machine's.
+    pub(crate) async fn ask(
+        &self,
+        node: NodeId,
+        address: &str,
+        question: Bytes,
+    ) -> Result<Bytes, Status> {
+        let packet = self.wire.packet(node, question);
+        let answer = self.send(Method::Ask, Lane::Liveness, address, packet).await?;
+        let from = self.wire.check(&answer)?;
+        if from == node { Ok(answer.body) } else { Err(wrong_node(from, node)) }
     }
 
     fn peer(&self, target: NodeId, node: &NodeAddresses, lane: Lane) -> Peer {
@@ -143,6 +157,7 @@ impl Network {
             Method::Vote => client.vote(packet).await,
             Method::PreVote => client.pre_vote(packet).await,
             Method::TransferLeader => client.transfer_leader(packet).await,
+            Method::Ask => client.ask(packet).await,
         };
         answer.map(Response::into_inner)
     }
@@ -150,12 +165,14 @@ impl Network {
     fn unpack<T: DeserializeOwned>(&self, node: NodeId, packet: &Packet) -> Result<T, Status> {
         let (from, value) = self.wire.unpack(packet)?;
         if from != node {
-            return Err(Status::failed_precondition(format!(
-                "node {from} answered for node {node}"
-            )));
+            return Err(wrong_node(from, node));
         }
         Ok(value)
     }
+}
+
+fn wrong_node(from: NodeId, node: NodeId) -> Status {
+    Status::failed_precondition(format!("node {from} answered for node {node}"))
 }
 
 impl RaftNetworkFactory<TypeConfig> for Network {
@@ -251,7 +268,7 @@ fn split(mut body: Bytes) -> Option<(Bytes, Bytes)> {
 const fn action(method: Method) -> RPCTypes {
     match method {
         Method::Append => RPCTypes::AppendEntries,
-        Method::Identify | Method::Vote | Method::PreVote => RPCTypes::Vote,
+        Method::Identify | Method::Vote | Method::PreVote | Method::Ask => RPCTypes::Vote,
         Method::TransferLeader => RPCTypes::TransferLeader,
     }
 }

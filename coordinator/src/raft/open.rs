@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use super::background::{Background, establish, observe, snapshot_by_size};
+use super::background::{Background, establish, observe, snapshot_by_size, step_down};
 use super::failure::Failure;
 use super::founding::{self, StartRefused};
 use super::identity::{Identity, IdentityError, IdentityFile, Stage};
@@ -21,7 +21,7 @@ use super::log::Wal;
 use super::machine::{Machine, Replica};
 use super::membership::finish;
 use super::network::{Network, WINDOW_BYTES};
-use super::service::{Library, Service};
+use super::service::{Library, Part, Service};
 use super::settings::{RaftSettings, RaftSettingsError, RaftTuning, Start};
 use super::snapshot::SnapshotStore;
 use super::wire::{Introduction, Wire};
@@ -29,6 +29,9 @@ use super::{Inner, LOG_FOLDER, Leadership, Members, RaftNode, SNAPSHOT_FOLDER};
 
 /// How long closing the listener waits for calls of other nodes to end.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// After how many of the longest election timeouts without a majority a raft leader gives up.
+const QUORUM_PATIENCE: u32 = 2;
 
 /// Why a node cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +116,7 @@ impl<M: Machine> RaftNode<M> {
                 return Err(error);
             }
         };
-        service.serve(Some(library.clone()));
+        service.serve(Some(Part { library: library.clone(), replica: replica.clone() }));
         let (leading, leadership) = watch::channel(Leadership::default());
         let stopped = Arc::new(watch::Sender::new(None));
         let background = Background::default();
@@ -126,6 +129,8 @@ impl<M: Machine> RaftNode<M> {
         ));
         let threshold_bytes = settings.tuning.snapshot_wal_bytes;
         background.spawn(snapshot_by_size(library.clone(), wal.clone(), threshold_bytes));
+        let patience = settings.tuning.election_timeout_max * QUORUM_PATIENCE;
+        background.spawn(step_down(library.clone(), patience));
         let node = Self(Arc::new(Inner {
             proposals: Semaphore::new(settings.tuning.proposals_max),
             changing: AsyncMutex::new(()),

@@ -20,12 +20,18 @@ const SNAPSHOT_RESERVED_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 pub(crate) type Library<M> = openraft::Raft<TypeConfig, Replica<M>>;
 
+/// What a node takes part with.
+pub(crate) struct Part<M: Machine> {
+    pub(crate) library: Library<M>,
+    pub(crate) replica: Replica<M>,
+}
+
 /// Answers the other nodes. Clones share it.
 pub(crate) struct Service<M: Machine> {
     wire: Wire,
     introduction: Arc<RwLock<Introduction>>,
     /// Nothing before the node may take part, and after it stopped.
-    library: Arc<RwLock<Option<Library<M>>>>,
+    part: Arc<RwLock<Option<Part<M>>>>,
 }
 
 impl<M: Machine> Clone for Service<M> {
@@ -33,14 +39,14 @@ impl<M: Machine> Clone for Service<M> {
         Self {
             wire: self.wire.clone(),
             introduction: self.introduction.clone(),
-            library: self.library.clone(),
+            part: self.part.clone(),
         }
     }
 }
 
 impl<M: Machine> Service<M> {
     pub(crate) fn new(wire: Wire, introduction: Introduction) -> Self {
-        Self { wire, introduction: Arc::new(RwLock::new(introduction)), library: Arc::default() }
+        Self { wire, introduction: Arc::new(RwLock::new(introduction)), part: Arc::default() }
     }
 
     pub(crate) fn into_server(self) -> RaftServer<Self> {
@@ -54,17 +60,21 @@ impl<M: Machine> Service<M> {
     }
 
     /// Takes part from now on; with nothing, no more.
-    pub(crate) fn serve(&self, library: Option<Library<M>>) {
-        *self.library.write().unwrap_or_else(PoisonError::into_inner) = library;
+    pub(crate) fn serve(&self, part: Option<Part<M>>) {
+        *self.part.write().unwrap_or_else(PoisonError::into_inner) = part;
     }
 
     fn current(&self) -> Option<Library<M>> {
-        self.library.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let part = self.part.read().unwrap_or_else(PoisonError::into_inner);
+        part.as_ref().map(|part| part.library.clone())
     }
 
     fn library(&self) -> Result<Library<M>, Status> {
-        let missing = || Status::unavailable(format!("node {} does not take part", self.wire.me()));
-        self.current().ok_or_else(missing)
+        self.current().ok_or_else(|| self.missing())
+    }
+
+    fn missing(&self) -> Status {
+        Status::unavailable(format!("node {} does not take part", self.wire.me()))
     }
 
     fn answer<T: Serialize>(&self, to: NodeId, value: &T) -> Result<Response<Packet>, Status> {
@@ -111,6 +121,17 @@ impl<M: Machine> RaftRpc for Service<M> {
         let (from, rpc) = self.wire.unpack(request.get_ref())?;
         let reply = self.library()?.handle_transfer_leader(rpc).await.map_err(stopped)?;
         self.answer(from, &reply)
+    }
+
+    async fn ask(&self, request: Request<Packet>) -> Result<Response<Packet>, Status> {
+        let from = self.wire.check(request.get_ref())?;
+        let answer = {
+            let part = self.part.read().unwrap_or_else(PoisonError::into_inner);
+            part.as_ref()
+                .map(|part| part.replica.read(|machine| machine.answer(&request.get_ref().body)))
+        };
+        let answer = answer.ok_or_else(|| self.missing())?;
+        Ok(Response::new(self.wire.packet(from, answer.into())))
     }
 
     async fn install_snapshot(

@@ -7,7 +7,9 @@ use tenure_core::command::{
     AcknowledgeAcquired, CommitOffsets, DrainMember, InstallTarget, JoinGroup, LeaveGroup,
     MovePartition, OffsetCommit, RebalanceGroup, ReleasePartitions, ReportTopics, SilentMember,
 };
-use tenure_model::{CommitSequence, GroupEpoch, MemberEpoch, Term, Timestamp};
+use tenure_model::{
+    CommitSequence, FeatureLevel, GroupEpoch, Index, MemberEpoch, StateDigest, Term, Timestamp,
+};
 use tenure_proto::stored as form;
 use tenure_proto::stored::command::Command as Form;
 
@@ -182,6 +184,13 @@ fn write(command: &Command) -> Form {
                 floor: floor.get(),
             })
         }
+        Command::RaiseFeatureLevel { level } => {
+            Form::RaiseFeatureLevel(form::RaiseFeatureLevel { level: level.0 })
+        }
+        Command::MarkDigest => Form::MarkDigest(form::MarkDigest {}),
+        Command::CompareDigest { index, digest } => {
+            Form::CompareDigest(form::CompareDigest { index: index.0, digest: digest.0 })
+        }
     }
 }
 
@@ -324,5 +333,10 @@ fn read(form: &Form) -> Result<Command, StoredError> {
             operator: read_operator(f.operator.as_ref())?,
             floor: read_epoch(f.floor)?,
         },
+        Form::RaiseFeatureLevel(f) => Command::RaiseFeatureLevel { level: FeatureLevel(f.level) },
+        Form::MarkDigest(form::MarkDigest {}) => Command::MarkDigest,
+        Form::CompareDigest(f) => {
+            Command::CompareDigest { index: Index(f.index), digest: StateDigest(f.digest) }
+        }
     })
 }

@@ -4,11 +4,16 @@
 //! time, and never because a type was tidied up. Bytes of every form are frozen by tests.
 
 mod command;
+mod digest;
 mod history;
 mod pieces;
 mod snapshot;
 
+use tenure_core::level::NEWEST;
+use tenure_model::FeatureLevel;
+
 pub use command::{Batch, decode_batch, encode_batch};
+pub use digest::digest_of;
 pub use snapshot::{decode_snapshot, encode_snapshot};
 
 /// Version of the encodings of this build. A higher one is refused.
@@ -36,6 +41,17 @@ pub enum StoredError {
         /// The version found.
         found: u32,
     },
+    /// Decided by rules of a newer version.
+    #[error(
+        "{what} has feature level {found}, this version knows up to {NEWEST}: \
+         run the newer version on this node"
+    )]
+    Level {
+        /// Which form.
+        what: &'static str,
+        /// The level found.
+        found: FeatureLevel,
+    },
     /// A command of a newer version.
     #[error("unknown command at position {position}: run the newer version on this node")]
     UnknownCommand {
@@ -44,5 +60,12 @@ pub enum StoredError {
     },
 }
 
+/// Refuses what was decided by rules that this build does not know.
+pub(crate) fn check_level(what: &'static str, level: FeatureLevel) -> Result<(), StoredError> {
+    if level <= NEWEST { Ok(()) } else { Err(StoredError::Level { what, found: level }) }
+}
+
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod transcripts;

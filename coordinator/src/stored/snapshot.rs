@@ -8,7 +8,8 @@ use tenure_core::state::{
     Away, Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic, Trouble,
 };
 use tenure_model::{
-    CommitSequence, GroupEpoch, GroupId, Index, MemberEpoch, MemberId, Partition, Timestamp,
+    CommitSequence, FeatureLevel, GroupEpoch, GroupId, Index, MemberEpoch, MemberId, Partition,
+    Timestamp,
 };
 use tenure_proto::stored as form;
 use tenure_proto::stored::snapshot_record::Record as Form;
@@ -19,7 +20,7 @@ use super::pieces::{
     read_partition, read_settings, read_topic_id, read_topics, write_action, write_cause,
     write_move, write_partition, write_settings, write_topic_id, write_topics,
 };
-use super::{FORMAT, StoredError};
+use super::{FORMAT, StoredError, check_level};
 
 const WHAT: &str = "snapshot";
 
@@ -27,15 +28,7 @@ const WHAT: &str = "snapshot";
 #[must_use]
 pub fn encode_snapshot(state: &State) -> Vec<u8> {
     let mut body = Writer::default();
-    for (id, group) in &state.groups {
-        write_group(&mut body, id, group);
-    }
-    for operation in &state.operations {
-        body.put(Form::Operation(write_operation(operation)));
-    }
-    for change in &state.changes.newest {
-        body.put(Form::Change(history::write_change(change)));
-    }
+    write_records(&mut body, state);
     let header = Form::Header(form::Header {
         format: FORMAT,
         epoch_counter: state.epoch_counter,
@@ -43,10 +36,34 @@ pub fn encode_snapshot(state: &State) -> Vec<u8> {
         now_unix_ms: state.now.0,
         records: body.records,
         changes_compacted: Some(state.changes.compacted.0),
+        feature_level: write_level(state.level),
     });
     let mut bytes = form::SnapshotRecord { record: Some(header) }.encode_length_delimited_to_vec();
     bytes.extend_from_slice(&body.bytes);
     bytes
+}
+
+/// Where records go, one after the other.
+pub(super) trait Records {
+    fn put(&mut self, record: Form);
+}
+
+/// Everything in the state but what the header says.
+pub(super) fn write_records(body: &mut impl Records, state: &State) {
+    for (id, group) in &state.groups {
+        write_group(body, id, group);
+    }
+    for operation in &state.operations {
+        body.put(Form::Operation(write_operation(operation)));
+    }
+    for change in &state.changes.newest {
+        body.put(Form::Change(history::write_change(change)));
+    }
+}
+
+/// The first level is not written: snapshots of it are read by versions that know of no levels.
+pub(super) const fn write_level(level: FeatureLevel) -> u32 {
+    if level.0 > FeatureLevel::FIRST.0 { level.0 } else { 0 }
 }
 
 #[derive(Default)]
@@ -55,7 +72,7 @@ struct Writer {
     records: u64,
 }
 
-impl Writer {
+impl Records for Writer {
     fn put(&mut self, record: Form) {
         form::SnapshotRecord { record: Some(record) }
             .encode_length_delimited(&mut self.bytes)
@@ -64,7 +81,7 @@ impl Writer {
     }
 }
 
-fn write_group(body: &mut Writer, id: &GroupId, group: &Group) {
+fn write_group(body: &mut impl Records, id: &GroupId, group: &Group) {
     body.put(Form::Group(form::Group {
         group: id.to_string(),
         settings: Some(write_settings(&group.settings)),
@@ -169,7 +186,7 @@ fn write_operation(operation: &Operation) -> form::Operation {
 ///
 /// # Errors
 ///
-/// [`StoredError`] for damage, a cut or a newer format.
+/// [`StoredError`] for damage, a cut, a newer format or a feature level that this build does not know.
 pub fn decode_snapshot(bytes: &[u8]) -> Result<State, StoredError> {
     let mut rest = Bytes::copy_from_slice(bytes);
     let Form::Header(header) = next(&mut rest)? else {
@@ -178,7 +195,10 @@ pub fn decode_snapshot(bytes: &[u8]) -> Result<State, StoredError> {
     if header.format != FORMAT {
         return Err(StoredError::Format { what: WHAT, found: header.format });
     }
+    let level = FeatureLevel(header.feature_level.max(FeatureLevel::FIRST.0));
+    check_level(WHAT, level)?;
     let mut state = State {
+        level,
         epoch_counter: header.epoch_counter,
         applied: Index(header.applied),
         now: Timestamp(header.now_unix_ms),

@@ -7,8 +7,9 @@ use tenure_core::command::{
 use tenure_core::history::Past;
 use tenure_core::{Command, State};
 use tenure_model::{
-    CommitSequence, Epoch, GroupEpoch, GroupSettings, Home, Index, MemberEpoch, NextOffset,
-    Partition, PartitionIndex, SinkSetting, Takeover, Term, Timestamp, TopicId,
+    CommitSequence, Epoch, FeatureLevel, GroupEpoch, GroupSettings, Home, Index, MemberEpoch,
+    NextOffset, Partition, PartitionIndex, SinkSetting, StateDigest, Takeover, Term, Timestamp,
+    TopicId,
 };
 
 use super::*;
@@ -40,7 +41,7 @@ fn release() -> Release {
 }
 
 /// One of each, with every field set.
-fn commands() -> Vec<Command> {
+pub(super) fn commands() -> Vec<Command> {
     let group = || "g".parse().unwrap();
     let member = || "m".parse().unwrap();
     let member_ref =
@@ -146,10 +147,13 @@ fn commands() -> Vec<Command> {
             members: vec![member_ref()],
             returning_within_ms: 10_000,
         },
+        Command::RaiseFeatureLevel { level: FeatureLevel(2) },
+        Command::MarkDigest,
+        Command::CompareDigest { index: Index(7), digest: StateDigest(0x0102_0304_0506_0708) },
     ]
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -181,7 +185,7 @@ fn unknown_command_and_newer_format_are_refused() {
 }
 
 /// Commands after which every kind of record occurs in the state.
-fn busy_commands() -> Vec<Command> {
+pub(super) fn busy_commands() -> Vec<Command> {
     let group = || "g".parse().unwrap();
     let name = |name: &str| name.parse().unwrap();
     let at = |index| Partition {
@@ -378,7 +382,7 @@ fn snapshot_cut_anywhere_is_refused() {
     assert!(decode_snapshot(&longer).is_err());
 }
 
-fn bytes_of(hex: &str) -> Vec<u8> {
+pub(super) fn bytes_of(hex: &str) -> Vec<u8> {
     let hex = hex.trim();
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
@@ -423,4 +427,37 @@ fn snapshot_from_before_there_was_a_history_is_read_and_says_what_is_not_known()
     apply(&mut state, &Command::ExpireMembers { term: Term(2), members: vec![b] });
     assert_eq!(state.invariants(), Ok(()));
     assert!(state.changes.newest.len() > owned, "each release and the expiry are told");
+}
+
+#[test]
+fn equal_states_have_equal_digests_and_one_changed_field_another() {
+    let state = busy_state();
+    assert_eq!(digest_of(&decode_snapshot(&encode_snapshot(&state)).unwrap()), digest_of(&state));
+    let changes: [fn(&mut State); 6] = [
+        |state| state.epoch_counter ^= 1,
+        |state| state.now = Timestamp(state.now.0 ^ 1),
+        |state| state.level = FeatureLevel(2),
+        |state| state.changes.compacted = Index(1),
+        |state| state.operations[0].time = Timestamp(0),
+        |state| {
+            let group = state.groups.values_mut().next().unwrap();
+            let at = group.partitions.values_mut().find(|at| at.committed.is_some()).unwrap();
+            at.committed.as_mut().unwrap().metadata[0] ^= 1;
+        },
+    ];
+    let mut digests = std::collections::BTreeSet::from([digest_of(&state)]);
+    for change in changes {
+        let mut changed = state.clone();
+        change(&mut changed);
+        assert!(digests.insert(digest_of(&changed)));
+    }
+}
+
+#[test]
+fn snapshot_of_a_higher_feature_level_is_refused_and_says_what_to_run() {
+    let above = FeatureLevel(NEWEST.0 + 1);
+    let state = State { level: above, ..State::default() };
+    let refused = decode_snapshot(&encode_snapshot(&state)).unwrap_err();
+    assert_eq!(refused, StoredError::Level { what: "snapshot", found: above });
+    assert!(refused.to_string().ends_with("run the newer version on this node"), "{refused}");
 }

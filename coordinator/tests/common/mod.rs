@@ -102,8 +102,9 @@ pub(crate) fn cluster(folder: &Path, count: u64) -> Vec<NodeSettings> {
 /// Starts all nodes at once: founders wait for each other.
 pub(crate) async fn start_all(settings: &[NodeSettings]) -> Vec<Node> {
     let starts = settings.iter().map(|settings| Node::start(settings.clone()));
-    let started = timeout(PATIENCE, futures::future::join_all(starts)).await.unwrap();
-    started.into_iter().map(Result::unwrap).collect()
+    // The first that fails says why; the others would wait for it.
+    let started = timeout(PATIENCE, futures::future::try_join_all(starts)).await;
+    started.expect("all nodes start in time").unwrap()
 }
 
 /// Position of the node that leads.

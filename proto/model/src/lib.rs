@@ -14,6 +14,7 @@ mod offset;
 mod settings;
 mod time;
 mod topic;
+mod version;
 
 pub use code::{ErrorCode, RetryClass};
 pub use epoch::{Epoch, EpochError, GroupEpoch, Index, MemberEpoch, Term};
@@ -22,3 +23,4 @@ pub use offset::{CommitSequence, NextOffset, OffsetError};
 pub use settings::{GroupSettings, Home, LeaseSettings, SettingsError, SinkSetting, Takeover};
 pub use time::{Clock, ManualClock, Tick, Timestamp};
 pub use topic::{Partition, PartitionIndex, TopicId, TopicIdError, TopicName};
+pub use version::{FeatureLevel, StateDigest};

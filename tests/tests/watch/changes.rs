@@ -151,7 +151,8 @@ fn what(event: &Event) -> Option<String> {
         | Event::GroupEpochRaised { .. }
         | Event::TargetInstalled { .. }
         | Event::TargetConfirmed { .. }
-        | Event::PartitionPinned { .. } => return None,
+        | Event::PartitionPinned { .. }
+        | Event::FeatureLevelRaised { .. } => return None,
         Event::MemberUpdated(_)
         | Event::MemberLeft { .. }
         | Event::MemberExpired { .. }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tenure_coordinator::raft::{NodeAddresses, NodeId};
 use tenure_coordinator::settings::{Peer, StartMode};
 use tenure_coordinator::{Node, NodeSettings};
 use tenure_proto::v1::ownership_client::OwnershipClient;
@@ -35,8 +36,9 @@ impl Rig {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
         let starts = settings.iter().map(|settings| Node::start(settings.clone()));
-        let started = timeout(PATIENCE, futures::future::join_all(starts)).await.unwrap();
-        let nodes = started.into_iter().map(|node| Some(node.unwrap())).collect();
+        // The first that fails says why; the others would wait for it.
+        let started = timeout(PATIENCE, futures::future::try_join_all(starts)).await.unwrap();
+        let nodes = started.unwrap().into_iter().map(Some).collect();
         let rig = Self { settings, nodes, addresses: Arc::default(), _folder: folder };
         rig.note_addresses();
         rig.leader().await;
@@ -90,6 +92,36 @@ impl Rig {
         let started = timeout(PATIENCE, Node::start(self.settings[at].clone())).await.unwrap();
         self.nodes[at] = Some(started.unwrap());
         self.note_addresses();
+    }
+
+    /// The folder of a node that stands still is gone.
+    pub(crate) fn wipe(&self, at: usize) {
+        assert!(self.nodes[at].is_none());
+        std::fs::remove_dir_all(&self.settings[at].data_dir).unwrap();
+    }
+
+    /// A node that was wiped comes back as the documents say: its old id is removed, and it is added under a new one.
+    pub(crate) async fn rejoin(&mut self, at: usize) {
+        let old = NodeId(self.settings[at].node);
+        let leader = self.leader().await;
+        self.node(leader).raft().remove(old, PATIENCE).await.unwrap();
+        let settings = &mut self.settings[at];
+        settings.node = 100 + old.0;
+        settings.start = StartMode::Join;
+        for peer in settings.peers.iter_mut().filter(|peer| peer.node == old.0) {
+            peer.node = settings.node;
+        }
+        let (new, addresses) = (
+            NodeId(settings.node),
+            NodeAddresses {
+                raft_address: settings.raft_listen.to_string(),
+                client_address: settings.client_listen.to_string(),
+            },
+        );
+        self.restart(at).await;
+        let leader = self.node(self.leader().await).raft();
+        leader.add_learner(new, addresses, PATIENCE).await.unwrap();
+        leader.promote(new, PATIENCE).await.unwrap();
     }
 
     pub(crate) async fn write_snapshots(&self) {

@@ -63,6 +63,9 @@ impl State {
             Command::RaiseEpochFloor { operator, floor } => {
                 self.raise_epoch_floor(operator, *floor)
             }
+            Command::RaiseFeatureLevel { level } => self.raise_feature_level(*level),
+            // What they are about is outside of the state: the replica's driver of this machine looks at them.
+            Command::MarkDigest | Command::CompareDigest { .. } => Ok((Reply::Done, Vec::new())),
         }
     }
 }

@@ -43,6 +43,8 @@ impl State {
                     return Ok(());
                 }
                 check_newer(commit, newest)?;
+                #[cfg(feature = "next-level")]
+                let commit = &self.with_kept_metadata(state, commit);
                 let OffsetCommit { sequence, next_offset, .. } = *commit;
                 earlier.insert(partition, Newest { epoch, sequence, next_offset });
                 draft.push(Event::OffsetCommitted {
@@ -54,6 +56,18 @@ impl State {
             })
             .collect();
         Ok((Reply::Verdicts(verdicts), draft.finish(self)))
+    }
+
+    #[cfg(feature = "next-level")]
+    fn with_kept_metadata(&self, state: &PartitionState, commit: &OffsetCommit) -> OffsetCommit {
+        let mut commit = commit.clone();
+        if self.follows(crate::level::Rule::KeptMetadata)
+            && commit.metadata.is_empty()
+            && let Some(committed) = &state.committed
+        {
+            commit.metadata.clone_from(&committed.metadata);
+        }
+        commit
     }
 }
 

@@ -508,6 +508,7 @@ fn describe_event(event: &Event) -> String {
             format!("{} = {}", commit.partition, commit.next_offset)
         }
         Event::EpochFloorRaised { floor } => format!("floor {floor}"),
+        Event::FeatureLevelRaised { level } => format!("level {level}"),
         Event::OperatorActed { request, .. } => format!("{request} logged"),
     }
 }

@@ -66,6 +66,7 @@ impl Ledger {
             }
             Event::EpochFloorRaised { floor } => self.highest = self.highest.max(floor.get()),
             Event::GroupCreated { .. }
+            | Event::FeatureLevelRaised { .. }
             | Event::MemberJoined(_)
             | Event::MemberUpdated(_)
             | Event::MemberLeft { .. }

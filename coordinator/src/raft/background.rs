@@ -158,18 +158,27 @@ pub(crate) async fn snapshot_by_size<M: Machine>(
 /// The others hear a leader that does not hear them, and would wait for it for ever.
 pub(crate) async fn step_down<M: Machine>(library: Library<M>, patience: Duration) {
     let metrics = library.metrics();
-    let mut ticks = tokio::time::interval(patience / 8);
+    let period = patience / 8;
+    let mut last_look = tokio::time::Instant::now();
     // When this node was first seen to lead its term: there may be no answer yet.
     let mut leads_since: Option<(u64, tokio::time::Instant)> = None;
+    let mut attempts = 0;
     loop {
-        let now = ticks.tick().await;
-        let (term, leads, acked_ago) = {
+        tokio::time::sleep(period).await;
+        let now = tokio::time::Instant::now();
+        let stood_still = now - last_look > 2 * period;
+        last_look = now;
+        let (term, leads, acked_ago, next) = {
             let seen = metrics.borrow_watched();
-            let is_alone = seen.membership_config.voter_ids().eq([seen.id]);
-            let leads = seen.state.is_leader() && !is_alone;
-            (seen.current_term, leads, seen.last_quorum_acked.map(|at| at.elapsed()))
+            let others: Vec<NodeId> =
+                seen.membership_config.voter_ids().filter(|voter| *voter != seen.id).collect();
+            let leads = seen.state.is_leader() && !others.is_empty();
+            // Another one each time: the first may be dead.
+            let next = others.get(attempts % others.len().max(1)).copied();
+            (seen.current_term, leads, seen.last_quorum_acked.map(|at| at.elapsed()), next)
         };
-        if !leads {
+        // After a pause of this process the others get their time to answer.
+        if !leads || stood_still {
             leads_since = None;
             continue;
         }
@@ -181,10 +190,12 @@ pub(crate) async fn step_down<M: Machine>(library: Library<M>, patience: Duratio
         if acked_ago.unwrap_or(unheard) < patience || unheard < patience {
             continue;
         }
-        tracing::warn!(term, ?acked_ago, "no majority answers, leadership is given up");
+        tracing::warn!(term, ?acked_ago, to = ?next, "no majority answers, leadership is given up");
         leads_since = None;
-        // As a candidate it sends no heartbeats; it wins again only if a majority can answer it.
-        if library.trigger().elect(false).await.is_err() {
+        attempts += 1;
+        // From then on it sends no heartbeats: the other may take over, and so may everybody else in time.
+        let Some(next) = next else { continue };
+        if library.trigger().transfer_leader(next).await.is_err() {
             return;
         }
     }

@@ -232,6 +232,7 @@ impl Dice {
                 member,
                 partitions: vec![self.release(partition, epoch)],
                 reason: "stop".into(),
+                returning_within_ms: None,
             }),
             4 => Command::ReportTopics(ReportTopics {
                 group: group(),

@@ -111,7 +111,12 @@ fn write(version: &str) {
         ),
         (
             "leave",
-            up(Up::Leave(v1::Leave { request: 3, partitions: vec![], reason: "stop".to_owned() })),
+            up(Up::Leave(v1::Leave {
+                request: 3,
+                partitions: vec![],
+                reason: "stop".to_owned(),
+                ..v1::Leave::default()
+            })),
         ),
         (
             "commit",

@@ -7,7 +7,6 @@
 
 mod cuts;
 mod disk;
-mod reigns;
 mod rejoin;
 mod restart;
 

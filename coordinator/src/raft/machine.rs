@@ -12,6 +12,7 @@ use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use tenure_model::{Index, Term};
 use tokio::sync::watch;
 
+use super::effects::blocking;
 use super::failure::Failure;
 use super::snapshot::SnapshotStore;
 use super::types::{Answer, Entry, LogId, Snapshot, SnapshotMeta, StoredMembership, TypeConfig};
@@ -247,10 +248,4 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         );
         Ok(Snapshot { meta: self.meta.clone(), snapshot })
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    action: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(action).await.map_err(io::Error::other)?
 }

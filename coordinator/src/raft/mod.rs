@@ -11,6 +11,7 @@
 //! ```
 
 mod background;
+mod effects;
 mod failure;
 mod founding;
 mod identity;
@@ -21,6 +22,8 @@ mod network;
 mod open;
 mod service;
 mod settings;
+#[cfg(test)]
+mod sim;
 mod snapshot;
 mod stored;
 #[cfg(test)]

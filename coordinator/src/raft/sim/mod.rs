@@ -7,6 +7,8 @@
 //! One run: three nodes, falls with the loss of what was not synced, lines that break one way, stalled disks, snapshots
 //! and leaders that hand over; then everything heals, and the cluster must work again within [`HEALED_WITHIN`].
 
+#![allow(clippy::duplicate_mod, reason = "production's files on another runtime, see above")]
+
 #[path = "../failure.rs"]
 #[allow(dead_code, reason = "a run stops at what the oracle says first")]
 mod failure;

@@ -1,15 +1,21 @@
 //! What goes wrong, and for how long.
+//!
+//! Times and places are random, and leaning towards those that hurt: who sleeps wakes while another takes its place,
+//! who was heard late is then not heard at all, a raft leader that could not propose comes back with what it wanted.
+//! The leaning is part of every run, whether a protection is missing or not.
 
-use tenure_core::Command;
-use tenure_core::command::{MovePartition, OperatorContext};
-use tenure_model::RequestId;
+mod leaders;
+mod members;
+mod ways;
+
+use tenure_model::{MemberId, Partition};
 use tenure_sdk::session::machine::Act;
 
-use super::member::work::Step;
 use super::network::Host;
-use super::node::Waiter;
 use super::rng::nanos;
 use super::world::{Event, LEASE, NODE_COUNT, World};
+
+pub use self::members::{Sleeper, Trap};
 
 /// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,9 +25,15 @@ pub enum Kind {
     /// A member sleeps right before it sends something.
     MemberTrap,
     MemberLeave,
+    /// The run loop of a member hears nothing of its session, while its tasks go on.
+    Deaf,
     NodeCrash,
     NodePause,
     Election,
+    /// The raft leader restarts again and again, while a member is dead.
+    Restarts,
+    /// Proposals of the raft leader wait, while another may be elected.
+    Stall,
     /// One way between a member and a node is cut, or all ways of one of them.
     Cut,
     /// A node is cut off from the other nodes.
@@ -29,9 +41,9 @@ pub enum Kind {
     StreamBreak,
     Slow,
     SinkDown,
-    /// Proposals of the raft leader wait, while another may be elected.
-    Stall,
     Move,
+    /// An operator moves a partition there and back, and the old owner does not hear the answer to its release.
+    Return,
 }
 
 impl Kind {
@@ -41,16 +53,19 @@ impl Kind {
         Self::MemberPause,
         Self::MemberTrap,
         Self::MemberLeave,
+        Self::Deaf,
         Self::NodeCrash,
         Self::NodePause,
         Self::Election,
+        Self::Restarts,
+        Self::Stall,
         Self::Cut,
         Self::Partition,
         Self::StreamBreak,
         Self::Slow,
         Self::SinkDown,
-        Self::Stall,
         Self::Move,
+        Self::Return,
     ];
 
     /// Its name, for tables.
@@ -61,35 +76,78 @@ impl Kind {
             Self::MemberPause => "member pause",
             Self::MemberTrap => "member trap",
             Self::MemberLeave => "member leave",
+            Self::Deaf => "deaf",
             Self::NodeCrash => "node crash",
             Self::NodePause => "node pause",
             Self::Election => "election",
+            Self::Restarts => "restarts",
+            Self::Stall => "stall",
             Self::Cut => "cut",
             Self::Partition => "partition",
             Self::StreamBreak => "stream break",
             Self::Slow => "slow",
             Self::SinkDown => "sink down",
-            Self::Stall => "stall",
             Self::Move => "move",
+            Self::Return => "return",
+        }
+    }
+
+    /// How often it is drawn, as against the others.
+    const fn weight(self) -> usize {
+        match self {
+            Self::MemberTrap => 4,
+            Self::Return | Self::Slow => 3,
+            Self::NodeCrash | Self::Restarts | Self::Stall | Self::Cut => 2,
+            Self::MemberCrash
+            | Self::MemberPause
+            | Self::MemberLeave
+            | Self::Deaf
+            | Self::NodePause
+            | Self::Election
+            | Self::Partition
+            | Self::StreamBreak
+            | Self::SinkDown
+            | Self::Move => 1,
         }
     }
 }
 
-/// A fault that ends by itself.
-#[derive(Clone, Copy, Debug)]
+/// The end of a fault, or its next step.
+#[derive(Clone, Debug)]
 pub enum Fault {
     Cut(Host, Host),
     Slow(Host, Host),
-    Elect,
-    StallBack {
+    /// A member that was slow is not heard any more.
+    Unheard {
+        member: usize,
+        length: u64,
+    },
+    /// Another node is elected.
+    ElectAway {
         node: usize,
     },
-    /// An operator moves something.
-    Move,
+    /// This node is elected.
+    Elect {
+        node: usize,
+    },
+    RestartLeader,
+    /// An operator moves a partition back to its former owner.
+    Return {
+        partition: Partition,
+        to: MemberId,
+    },
+    /// An operator moves something, until there was a handoff.
+    Insist,
 }
 
 /// How long refusals are counted for a fault after it struck, in milliseconds.
 const AT_WORK_MS: u64 = 6_000;
+
+/// Draws of a fault, while those drawn find nothing to strike.
+const DRAWS: usize = 8;
+
+/// Pause between two attempts at a handoff, in milliseconds.
+const INSIST_MS: u64 = 2_000;
 
 impl World {
     /// One fault strikes.
@@ -97,17 +155,49 @@ impl World {
         if self.healed_at.is_some() {
             return;
         }
-        let kind = Kind::ALL[self.rng.position(Kind::ALL.len())];
-        self.fault_count += 1;
-        self.oracle.at_work.insert(kind, self.now + nanos(AT_WORK_MS));
-        self.say(|| format!("fault: {}", kind.as_str()));
+        for _ in 0..DRAWS {
+            let kind = self.draw_kind();
+            let before = self.oracle.at_work.insert(kind, self.now + nanos(AT_WORK_MS));
+            self.say(|| format!("fault: {}", kind.as_str()));
+            if self.strike_with(kind) {
+                self.fault_count += 1;
+                return;
+            }
+            match before {
+                Some(until) => self.oracle.at_work.insert(kind, until),
+                None => self.oracle.at_work.remove(&kind),
+            };
+        }
+    }
+
+    fn draw_kind(&mut self) -> Kind {
+        let all: usize = Kind::ALL.iter().map(|kind| kind.weight()).sum();
+        let mut left = self.rng.position(all);
+        for kind in Kind::ALL {
+            match left.checked_sub(kind.weight()) {
+                Some(rest) => left = rest,
+                None => return *kind,
+            }
+        }
+        unreachable!("the weights add up")
+    }
+
+    /// False: there is nothing to strike.
+    fn strike_with(&mut self, kind: Kind) -> bool {
         let member = self.rng.position(self.members.len());
         let node = match self.log.leader {
             Some(leader) if self.rng.chance(60) => leader,
             Some(_) | None => self.rng.position(NODE_COUNT),
         };
         let length = self.rng.millis(300, LEASE.ttl_ms * 3);
+        let (member_runs, node_runs) = (self.members[member].is_up, self.nodes[node].is_up);
         match kind {
+            Kind::MemberCrash | Kind::MemberPause | Kind::MemberLeave | Kind::Deaf
+                if !member_runs =>
+            {
+                return false;
+            }
+            Kind::NodeCrash | Kind::NodePause if !node_runs => return false,
             Kind::MemberCrash => {
                 self.crash_member(member);
                 self.after(length, Event::StartMember { member });
@@ -118,10 +208,9 @@ impl World {
             }
             Kind::MemberTrap => self.trap(length),
             Kind::MemberLeave => {
-                if self.members[member].is_up {
-                    self.act_of(member, Act::Leave { reason: "shutdown".to_owned() });
-                }
+                self.act_of(member, Act::Leave { reason: "shutdown".to_owned() });
             }
+            Kind::Deaf => self.deafen(member, length),
             Kind::NodeCrash => {
                 if self.rng.chance(50) {
                     self.take_snapshot(node);
@@ -130,145 +219,51 @@ impl World {
                 self.after(length, Event::StartNode { node });
             }
             Kind::NodePause => self.pause(Host::Node(node), length),
-            Kind::Election => self.elect_another(),
-            Kind::Cut => self.cut_member(member, node, length),
-            Kind::Partition => self.cut_node(node, length),
+            Kind::Election => return self.elect_another(),
+            Kind::Restarts => return self.restart_again_and_again(member),
+            Kind::Stall => return self.stall(length),
+            Kind::Cut => return self.cut_member(member, node, length),
+            Kind::Partition => return self.cut_node(node, length),
             Kind::StreamBreak => {
                 let streams: Vec<u64> = self.network.streams.keys().copied().collect();
-                if !streams.is_empty() {
-                    let stream = streams[self.rng.position(streams.len())];
-                    self.break_stream(stream);
+                if streams.is_empty() {
+                    return false;
                 }
+                let stream = streams[self.rng.position(streams.len())];
+                self.break_stream(stream);
             }
             Kind::Slow => self.slow_ways(member, length),
             Kind::SinkDown => self.sinks_down_until = self.now + length,
-            Kind::Stall => self.stall(length),
-            Kind::Move => self.move_somewhere(),
+            Kind::Move => return self.move_somewhere(),
+            Kind::Return => return self.there_and_back(),
         }
+        true
     }
 
-    fn trap(&mut self, length: u64) {
-        const STEPS: [Step; 5] =
-            [Step::Register, Step::Verify, Step::Resume, Step::Write, Step::Commit];
-        let step = STEPS[self.rng.position(STEPS.len())];
-        self.traps.push((step, length + nanos(LEASE.ttl_ms)));
-        if matches!(step, Step::Register | Step::Verify | Step::Resume) {
-            // So that somebody gets there.
-            self.move_somewhere();
-        }
-    }
-
-    fn elect_another(&mut self) {
-        let able: Vec<usize> = (0..NODE_COUNT).filter(|node| self.has_quorum(*node)).collect();
-        if !able.is_empty() {
-            let leader = able[self.rng.position(able.len())];
-            self.elect(leader);
-        }
-    }
-
-    fn cut_member(&mut self, member: usize, node: usize, length: u64) {
-        let place = Host::Member(member);
-        let mut cuts = Vec::new();
-        let (ups, downs) = match self.rng.below(3) {
-            0 => (true, false),
-            1 => (false, true),
-            _ => (true, true),
-        };
-        let others: Vec<Host> = match self.rng.below(3) {
-            0 => vec![Host::Node(node)],
-            1 => (0..NODE_COUNT).map(Host::Node).collect(),
-            _ => vec![Host::Sink],
-        };
-        for other in others {
-            if ups {
-                cuts.push((place, other));
-            }
-            if downs {
-                cuts.push((other, place));
-            }
-        }
-        self.cut_all(&cuts, length);
-    }
-
-    fn cut_node(&mut self, node: usize, length: u64) {
-        let mut cuts = Vec::new();
-        let one_way = self.rng.chance(30);
-        for other in (0..NODE_COUNT).filter(|other| *other != node) {
-            cuts.push((Host::Node(node), Host::Node(other)));
-            if !one_way {
-                cuts.push((Host::Node(other), Host::Node(node)));
-            }
-        }
-        self.cut_all(&cuts, length);
-    }
-
-    fn cut_all(&mut self, cuts: &[(Host, Host)], length: u64) {
-        for (from, to) in cuts {
-            self.say(|| format!("cut {from:?} to {to:?} for {} ms", length / 1_000_000));
-            self.network.cut(*from, *to, true);
-            self.after(length, Event::Mend { fault: Fault::Cut(*from, *to) });
-        }
-    }
-
-    fn slow_ways(&mut self, member: usize, length: u64) {
-        let place = Host::Member(member);
-        let extra = self.rng.millis(100, 1_500);
-        for node in 0..NODE_COUNT {
-            self.slow(place, Host::Node(node), extra, length);
-            self.slow(Host::Node(node), place, extra, length);
-        }
-        let late = self.rng.millis(100, 6_000);
-        self.slow(place, Host::Sink, late, length);
-    }
-
-    fn slow(&mut self, from: Host, to: Host, extra: u64, length: u64) {
-        self.network.slow(from, to, extra);
-        self.after(length, Event::Mend { fault: Fault::Slow(from, to) });
-    }
-
-    /// Proposals wait at the raft leader while the leadership goes away and, with luck, comes back.
-    fn stall(&mut self, length: u64) {
-        let Some(leader) = self.log.leader else { return };
-        self.nodes[leader].stalled_until = self.now + length;
-        let away = self.rng.within(length / 4, length / 2);
-        self.after(away, Event::Mend { fault: Fault::Elect });
-        let back = self.rng.within(length / 2, length - length / 8);
-        self.after(back, Event::Mend { fault: Fault::StallBack { node: leader } });
-    }
-
-    /// An operator moves a partition to a member.
-    fn move_somewhere(&mut self) {
-        let Some(node) = self.reigning() else { return };
-        let Ok(group) = self.log.state.group(&self.group) else { return };
-        let members: Vec<_> = group.members.keys().cloned().collect();
-        if members.is_empty() {
-            return;
-        }
-        let to = members[self.rng.position(members.len())].clone();
-        let partition = self.partitions[self.rng.position(self.partitions.len())];
-        let request = format!("move-{}", self.now);
-        let operator = OperatorContext {
-            request: RequestId::new(&request).expect("a name"),
-            reason: "a test".to_owned(),
-            actor: "the simulator".to_owned(),
-        };
-        let group = self.group.clone();
-        let command = Command::MovePartition(MovePartition { operator, group, partition, to });
-        self.submit(node, command, Waiter::Nobody);
-    }
-
-    /// A fault is over.
+    /// A fault is over, or takes its next step.
     pub fn mend(&mut self, fault: Fault) {
         match fault {
             Fault::Cut(from, to) => self.network.cut(from, to, false),
             Fault::Slow(from, to) => self.network.slow(from, to, 0),
-            Fault::Elect => self.elect_another(),
-            Fault::Move => self.move_somewhere(),
-            Fault::StallBack { node } => {
+            Fault::Insist => self.insist(),
+            _ if self.healed_at.is_some() => {}
+            Fault::Unheard { member, length } => self.silence(member, length),
+            Fault::ElectAway { node } => self.elect_away(node),
+            Fault::Elect { node } => {
                 if self.has_quorum(node) && self.log.leader != Some(node) {
                     self.elect(node);
                 }
             }
+            Fault::RestartLeader => self.restart_leader(),
+            Fault::Return { partition, to } => self.move_to(partition, to),
+        }
+    }
+
+    /// Every run has a handoff: an operator moves something until there was one.
+    fn insist(&mut self) {
+        if self.oracle.handoff_count == 0 {
+            self.move_away();
+            self.after(nanos(INSIST_MS), Event::Mend { fault: Fault::Insist });
         }
     }
 
@@ -278,6 +273,8 @@ impl World {
         self.healed_at = Some(self.now);
         self.network.heal();
         self.traps.clear();
+        self.sleepers.clear();
+        self.lost_answers.clear();
         self.sinks_down_until = 0;
         for node in 0..NODE_COUNT {
             self.nodes[node].stalled_until = 0;
@@ -286,6 +283,7 @@ impl World {
         }
         for member in 0..self.members.len() {
             self.resume(Host::Member(member));
+            self.members[member].deaf_until = 0;
             self.start_member(member);
         }
     }

@@ -15,6 +15,7 @@
 
 pub mod clock;
 pub mod control;
+pub mod event;
 pub mod faults;
 pub mod invariants;
 pub mod log;

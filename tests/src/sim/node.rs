@@ -1,6 +1,9 @@
 //! A coordinator: the real machine and the real reign, in a process that crashes, sleeps and falls.
 
 pub mod calls;
+mod life;
+mod propose;
+mod reads;
 pub mod sessions;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +15,6 @@ use tenure_coordinator::parts::refusal::Refusal;
 use tenure_coordinator::parts::reign::{Reign, WaitingMembers};
 use tenure_coordinator::raft::{EntryContext, Machine as _, ProposeError};
 use tenure_coordinator::soft::Beats;
-use tenure_coordinator::stored::{decode_snapshot, encode_snapshot};
 use tenure_core::command::MemberRef;
 use tenure_core::{Applied, Command, State};
 use tenure_model::{GroupId, Index, Tick};
@@ -21,9 +23,7 @@ use tokio::sync::broadcast;
 use self::calls::Call;
 use self::sessions::Session;
 use super::clock::{DriftingClock, SetClock};
-use super::control::Protection;
 use super::invariants::Fact;
-use super::log::Flight;
 use super::network::Host;
 use super::rng::{Rng, nanos};
 use super::world::{DRIFT_PPM, Event, World};
@@ -45,6 +45,15 @@ const AGAIN: u64 = 100_000_000;
 pub struct Term {
     pub number: u64,
     pub leader: usize,
+}
+
+/// A raft leader that rules: it has a quorum, proposes, and looks at its deadlines without a gap.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    node: usize,
+    term: u64,
+    since: u64,
+    seen_at: u64,
 }
 
 /// What waits for a proposal.
@@ -209,6 +218,7 @@ impl World {
         let gap = now.since(found.last_tick).saturating_sub(std::time::Duration::from_nanos(TICK));
         found.last_tick = now;
         self.follow(node);
+        self.see_rule(node);
         let found = &mut self.nodes[node];
         let Some(reign) = &mut found.reign else { return };
         if gap.as_nanos() >= GAP_LEAST.into() {
@@ -231,6 +241,26 @@ impl World {
         if let Some(waiting) = waiting {
             self.read(node, Purpose::Heartbeats(waiting));
         }
+    }
+
+    /// Notes whether the node rules, and since when.
+    fn see_rule(&mut self, node: usize) {
+        let found = &self.nodes[node];
+        let Some(term) = found.reign.as_ref().map(|reign| reign.term.0) else { return };
+        if self.log.leader != Some(node) || self.log.term != term {
+            return;
+        }
+        if found.stalled_until > self.now || !self.has_quorum(node) {
+            self.rule = None;
+            return;
+        }
+        let now = self.now;
+        let is_same = |rule: &Rule| {
+            (rule.node, rule.term) == (node, term) && now < rule.seen_at + 2 * TICK + GAP_LEAST / 4
+        };
+        let since = self.rule.filter(is_same).map_or(now, |rule| rule.since);
+        self.rule = Some(Rule { node, term, since, seen_at: now });
+        self.fact(&Fact::Ruled { node, since });
     }
 
     /// A node hears how far the log is committed, and of the term.
@@ -285,50 +315,6 @@ impl World {
                 self.fact(&Fact::Replica { node, index, state: &state, expected: &expected });
             }
         }
-    }
-
-    fn snapshot_now_and_then(&mut self, node: usize) {
-        if self.rng.below(200) == 0 {
-            self.take_snapshot(node);
-        }
-    }
-
-    /// Writes a snapshot of a node to its disk.
-    pub fn take_snapshot(&mut self, node: usize) {
-        let found = &mut self.nodes[node];
-        if !found.is_up || found.applied == 0 {
-            return;
-        }
-        let mut bytes = found.machine.snapshot()();
-        if let Some(gone) = self.plan.without {
-            bytes = forget(gone, bytes);
-        }
-        let state = found.machine.state_now();
-        found.snapshot = Some(Snapshot { index: found.applied, bytes: Arc::new(bytes), state });
-    }
-
-    /// Gives a node the newest snapshot of another, if it is ahead.
-    fn install_snapshot(&mut self, node: usize) {
-        let others = self.nodes.iter().filter_map(|other| other.snapshot.as_ref());
-        let Some(newest) = others.max_by_key(|snapshot| snapshot.index) else { return };
-        if newest.index <= self.nodes[node].applied {
-            return;
-        }
-        let (index, bytes) = (newest.index, Arc::clone(&newest.bytes));
-        let expected = Arc::clone(&newest.state);
-        self.say(|| format!("node {node} installs a snapshot of entry {index}"));
-        self.restore(node, index, bytes, expected);
-    }
-
-    fn restore(&mut self, node: usize, index: u64, bytes: Arc<Vec<u8>>, expected: Arc<State>) {
-        self.node_clock(node);
-        let found = &mut self.nodes[node];
-        found.machine.restore(&bytes).expect("snapshots of this build");
-        found.applied = index;
-        found.known = found.known.max(index);
-        let state = found.machine.state_now();
-        found.snapshot = Some(Snapshot { index, bytes, state: Arc::clone(&expected) });
-        self.fact(&Fact::Replica { node, index, state: &state, expected: &expected });
     }
 
     /// Takes over what was applied and who leads, as the driver does, and says what follows from it.
@@ -389,220 +375,6 @@ impl World {
         self.pump_sessions(node);
     }
 
-    /// Queues a command; commands of one entry are proposed together.
-    pub fn submit(&mut self, node: usize, command: Command, waiter: Waiter) {
-        self.nodes[node].queue.push_back((command, waiter));
-        self.propose_soon(node);
-    }
-
-    fn propose_soon(&mut self, node: usize) {
-        let found = &self.nodes[node];
-        if found.flight.is_none() && !found.queue.is_empty() {
-            let boot = found.boot;
-            let delay = self.rng.within(20_000, 200_000);
-            self.after(delay, Event::Propose { node, boot });
-        }
-    }
-
-    /// Proposes everything that waits as one entry, in the term that the node is in now.
-    pub fn propose(&mut self, node: usize, boot: u64) {
-        if !self.is_now(node, boot) || self.nodes[node].flight.is_some() {
-            return;
-        }
-        if self.nodes[node].stalled_until > self.now {
-            self.at(self.nodes[node].stalled_until, Event::Propose { node, boot });
-            return;
-        }
-        let (commands, waiters): (Vec<_>, Vec<_>) = self.nodes[node].queue.drain(..).unzip();
-        if commands.is_empty() {
-            return;
-        }
-        let found = &self.nodes[node];
-        if !found.believes_to_lead(node) {
-            let leader = found.term.map(|term| address(term.leader));
-            let error = match leader {
-                Some(leader) => ProposeError::NotLeader { leader: Some(leader) },
-                None => ProposeError::NoLeader,
-            };
-            for waiter in waiters {
-                self.answer(node, waiter, Err(error.clone()));
-            }
-            return;
-        }
-        let term = found.term.map_or(0, |term| term.number);
-        let flight = self.log.fly(Flight { node, boot, term, commands });
-        self.nodes[node].flight = Some((flight, waiters));
-        let delay = self.rng.within(300_000, 4_000_000);
-        self.after(delay, Event::Quorum { flight });
-        self.after(PATIENCE, Event::Outcome { node, boot, flight, index: None });
-    }
-
-    /// The proposer hears what became of its entry.
-    pub fn outcome(&mut self, node: usize, boot: u64, flight: u64, index: Option<u64>) {
-        if !self.is_now(node, boot) {
-            return;
-        }
-        if self.nodes[node].flight.as_ref().is_none_or(|(under_way, _)| *under_way != flight) {
-            return;
-        }
-        let Some((_, waiters)) = self.nodes[node].flight.take() else { return };
-        if let Some(index) = index {
-            self.apply(node, index);
-            self.follow(node);
-        }
-        let outcomes = index.map(|index| {
-            let position = usize::try_from(index - 1).expect("a run is short");
-            Arc::clone(&self.log.entries[position].outcomes)
-        });
-        for (position, waiter) in waiters.into_iter().enumerate() {
-            let verdict = match &outcomes {
-                Some(outcomes) => Ok((Arc::clone(outcomes), position)),
-                None => Err(ProposeError::Unknown),
-            };
-            self.answer(node, waiter, verdict);
-        }
-        self.propose_soon(node);
-    }
-
-    /// Gives one command's verdict to whoever waits for it.
-    fn answer(&mut self, node: usize, waiter: Waiter, verdict: Verdict) {
-        let now = self.node_clock(node);
-        let known =
-            verdict.as_ref().ok().map(|(outcomes, position)| outcomes[*position].result.as_ref());
-        match waiter {
-            Waiter::Lane { term, lane, members } => {
-                if let Some(reign) = &mut self.nodes[node].reign
-                    && reign.term.0 == term
-                {
-                    reign.proposed(lane, &members, known, now);
-                }
-                self.follow(node);
-            }
-            Waiter::Plan { term, group } => {
-                if let Some(reign) = &mut self.nodes[node].reign
-                    && reign.term.0 == term
-                {
-                    reign.planned(&group, known, now);
-                }
-            }
-            Waiter::Join { stream } => self.join_decided(node, stream, &verdict),
-            Waiter::Act { stream, request } => self.act_decided(node, stream, request, &verdict),
-            Waiter::Call(call) => self.commit_decided(node, call, &verdict),
-            Waiter::Nobody => {}
-        }
-    }
-
-    /// Begins to confirm that this node still leads.
-    fn read(&mut self, node: usize, purpose: Purpose) {
-        let found = &mut self.nodes[node];
-        let term = found.term.map_or(0, |term| term.number);
-        let first = if term == self.log.term { self.log.first_entry } else { 0 };
-        found.next_read += 1;
-        let (read, boot) = (found.next_read, found.boot);
-        let index = found.known.max(first);
-        found.reads.insert(read, Read { purpose, term, index, give_up_at: self.now + PATIENCE });
-        let delay = self.rng.within(200_000, 2_500_000);
-        self.after(delay, Event::Confirm { node, boot, read });
-    }
-
-    /// A quorum confirms the raft leader, or does not.
-    pub fn confirm(&mut self, node: usize, boot: u64, read: u64) {
-        if !self.is_now(node, boot) {
-            return;
-        }
-        let Some(found) = self.nodes[node].reads.get(&read) else { return };
-        let leads = self.log.leader == Some(node) && self.log.term == found.term;
-        let is_confirmed = leads && self.has_quorum(node);
-        if is_confirmed || self.now >= found.give_up_at {
-            let delay = self.rng.within(100_000, 2_000_000);
-            self.after(delay, Event::Confirmed { node, boot, read, is_confirmed });
-        } else {
-            self.after(AGAIN, Event::Confirm { node, boot, read });
-        }
-    }
-
-    /// The confirmation is back: what waits is answered once the state has everything that was committed before.
-    pub fn confirmed(&mut self, node: usize, boot: u64, read: u64, is_confirmed: bool) {
-        if !self.is_now(node, boot) {
-            return;
-        }
-        let Some(found) = self.nodes[node].reads.get(&read) else { return };
-        if is_confirmed && self.nodes[node].applied < found.index {
-            self.after(5_000_000, Event::Confirmed { node, boot, read, is_confirmed });
-            return;
-        }
-        let Some(Read { purpose, term, .. }) = self.nodes[node].reads.remove(&read) else { return };
-        self.follow(node);
-        match purpose {
-            Purpose::Heartbeats(waiting) => {
-                self.node_clock(node);
-                let found = &mut self.nodes[node];
-                if let Some(reign) = &mut found.reign
-                    && reign.term.0 == term
-                {
-                    let state = is_confirmed.then(|| found.machine.state());
-                    reign.confirmed(waiting, state);
-                }
-                self.pump_sessions(node);
-            }
-            Purpose::Call(call) => self.read_decided(node, call, is_confirmed),
-        }
-    }
-
-    /// Ends the process of a node.
-    pub fn crash_node(&mut self, node: usize) {
-        if self.log.leader == Some(node) {
-            self.log.leader = None;
-        }
-        let found = &mut self.nodes[node];
-        found.is_up = false;
-        found.boot += 1;
-        found.paused = None;
-        found.reign = None;
-        found.sessions.clear();
-        found.queue.clear();
-        found.flight = None;
-        found.reads.clear();
-        let streams: Vec<u64> = self
-            .network
-            .streams
-            .iter()
-            .filter(|(_, stream)| stream.node == node)
-            .map(|(number, _)| *number)
-            .collect();
-        for stream in streams {
-            self.break_stream(stream);
-        }
-    }
-
-    /// Starts a node from its disk: its snapshot, and the log after it.
-    pub fn start_node(&mut self, node: usize) {
-        if self.nodes[node].is_up {
-            return;
-        }
-        let mut fresh = Self::node_from(&mut self.rng, self.now);
-        let before = &mut self.nodes[node];
-        fresh.boot = before.boot;
-        fresh.snapshot = before.snapshot.take();
-        let applied = before.applied;
-        self.nodes[node] = fresh;
-        if let Some(snapshot) = self.nodes[node].snapshot.take() {
-            self.restore(node, snapshot.index, snapshot.bytes, snapshot.state);
-        }
-        let from = self.nodes[node].applied;
-        let upto = if applied > from { self.rng.within(from, applied) } else { from };
-        self.apply(node, upto);
-        self.say(|| format!("node {node} has started, with entries up to {upto}"));
-        let boot = self.nodes[node].boot;
-        self.after(0, Event::Tick { node, boot });
-    }
-
-    fn node_from(rng: &mut Rng, now: u64) -> Node {
-        let mut node = Node::new(rng);
-        node.clock = new_clock(now, rng);
-        node
-    }
-
     /// Where the raft leader is, if it runs and knows it.
     #[must_use]
     pub fn reigning(&self) -> Option<usize> {
@@ -618,26 +390,4 @@ impl World {
             && found.paused.is_none()
             && self.network.is_open(Host::Member(member), Host::Node(node))
     }
-}
-
-/// What a control run leaves out of a snapshot.
-fn forget(gone: Protection, bytes: Vec<u8>) -> Vec<u8> {
-    let mut state = decode_snapshot(&bytes).expect("what was written a moment ago");
-    match gone {
-        Protection::SnapshotSilence => {
-            for member in state.groups.values_mut().flat_map(|group| group.members.values_mut()) {
-                member.silent = None;
-            }
-        }
-        Protection::SnapshotCounter => state.epoch_counter = 0,
-        Protection::SinkEpoch
-        | Protection::CommitEpoch
-        | Protection::Verify
-        | Protection::ResumeAfterRegister
-        | Protection::LeaseFromSend
-        | Protection::ExpiryTerm
-        | Protection::FinalOffset
-        | Protection::AckEpoch => return bytes,
-    }
-    encode_snapshot(&state)
 }

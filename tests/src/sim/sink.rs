@@ -2,6 +2,13 @@
 
 use tenure_model::Epoch;
 
+use super::control::Protection;
+use super::invariants::Fact;
+use super::member::GrantKey;
+use super::member::work::Ask;
+use super::network::Host;
+use super::world::{Event, SinkAnswer, World};
+
 /// How a sink shuts out earlier owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
@@ -100,5 +107,45 @@ impl Sink {
     /// [`SinkRefusal::Fenced`] to whoever is not the current writer.
     pub fn resume(&self, writer: Writer) -> Result<u64, SinkRefusal> {
         if self.current == Some(writer) { Ok(self.written) } else { Err(SinkRefusal::Fenced) }
+    }
+}
+
+impl World {
+    /// A question arrives at a sink: it is answered in one atomic step.
+    pub fn serve_sink(&mut self, member: usize, boot: u64, grant: GrantKey, id: u64, ask: Ask) {
+        let (partition, epoch) = grant;
+        let compares = self.plan.without != Some(Protection::SinkEpoch);
+        let is_down = self.now < self.sinks_down_until;
+        let Some(sink) = self.sinks.get_mut(&partition) else { return };
+        let result = match ask {
+            _ if is_down => Err(SinkRefusal::Transient),
+            Ask::Register => sink.register(epoch).map(SinkAnswer::Registered),
+            Ask::Resume(writer) => sink.resume(writer).map(SinkAnswer::Resumed),
+            Ask::Peek => Ok(SinkAnswer::Resumed(sink.written)),
+            Ask::Write { writer, from, to } => {
+                sink.write(writer, from, to, compares).map(|()| SinkAnswer::Written)
+            }
+            Ask::Verify | Ask::Fetch | Ask::Commit { .. } => return,
+        };
+        match (&result, ask) {
+            (Ok(SinkAnswer::Registered(_)), _) => self.fact(&Fact::Registered { partition, epoch }),
+            (Ok(SinkAnswer::Written), Ask::Write { from, to, .. }) => {
+                self.say(|| format!("{partition} takes {from} to {to} under {epoch}"));
+                self.last_written.insert(partition, self.now);
+                self.fact(&Fact::Written { partition, epoch, from, to });
+            }
+            (Err(refusal), _) => self.oracle.count_refusal(match refusal {
+                SinkRefusal::Fenced => "sink: fenced",
+                SinkRefusal::OffsetConflict => "sink: offset conflict",
+                SinkRefusal::Transient => "sink: transient",
+            }),
+            (Ok(_), _) => {}
+        }
+        let answer = result.unwrap_or_else(SinkAnswer::Refused);
+        let (from, to) = (Host::Sink, Host::Member(member));
+        if !self.network.is_cut(from, to) && self.rng.below(200) > 0 {
+            let delay = self.network.delay(from, to, &mut self.rng);
+            self.after(delay, Event::SinkAnswer { member, boot, grant, id, answer });
+        }
     }
 }

@@ -1,26 +1,25 @@
 //! The world: virtual time, the queue of what happens next, and who is where.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 use tenure_coordinator::settings::{Deadlines, LeaseLengths, NodeSettings};
 use tenure_model::{
-    Epoch, GroupId, GroupSettings, Home, LeaseSettings, Partition, PartitionIndex, SinkSetting,
-    Takeover, TopicId, TopicName,
+    GroupId, GroupSettings, Home, LeaseSettings, Partition, PartitionIndex, SinkSetting, Takeover,
+    TopicId, TopicName,
 };
 
-use super::faults::Fault;
+use super::event::Scheduled;
+pub use super::event::{Event, SinkAnswer};
+use super::faults::{Fault, Sleeper, Trap};
 use super::invariants::{Fact, View};
 use super::log::Log;
 use super::member::Member;
-use super::member::work::{Ask, Step};
 use super::network::{Host, Network};
-use super::node::calls::{Answer, Call};
-use super::node::{Node, Term};
+use super::node::{Node, Rule};
 use super::oracle::Oracle;
 use super::rng::{Rng, nanos};
-use super::sink::{Fence, Sink, SinkRefusal, Writer};
+use super::sink::{Fence, Sink};
 use super::{Plan, Report};
 
 /// Coordinators.
@@ -40,146 +39,11 @@ const RECORD_EVERY_MS: u64 = 100;
 pub const LEASE: LeaseSettings =
     LeaseSettings { ttl_ms: 3_000, heartbeat_interval_ms: 900, clock_drift_max_ms: 150 };
 
+/// How long after a missed heartbeat interval a member is logged as silent, in milliseconds.
+pub const SILENCE_SLACK_MS: u64 = 300;
+
 /// How far a clock's rate may be off, in millionths. Two clocks at the ends drift 122 ms apart in one ttl.
 pub const DRIFT_PPM: i64 = 20_000;
-
-/// Something that happens at a place or in the world.
-#[derive(Debug)]
-pub enum Event {
-    /// The raft leader's loop looks at deadlines.
-    Tick { node: usize, boot: u64 },
-    /// A node hears how far the log is committed and who leads.
-    Advance { node: usize, boot: u64, upto: u64, term: Term },
-    /// The raft leader is heard, and snapshots go to those far behind.
-    Beat,
-    /// A node proposes what waits.
-    Propose { node: usize, boot: u64 },
-    /// A proposal reaches a quorum, or tries again.
-    Quorum { flight: u64 },
-    /// The proposer hears what became of its proposal; nothing: that is not known.
-    Outcome { node: usize, boot: u64, flight: u64, index: Option<u64> },
-    /// A confirmation of leadership reaches a quorum, or tries again.
-    Confirm { node: usize, boot: u64, read: u64 },
-    /// The confirmation is back.
-    Confirmed { node: usize, boot: u64, read: u64, is_confirmed: bool },
-    /// The next message of a stream arrives at the node.
-    Up { stream: u64 },
-    /// The next message of a stream arrives at the member.
-    Down { stream: u64 },
-    /// The attempt at a connection has ended.
-    Connected { member: usize, boot: u64, stream: u64 },
-    /// The session machine wants the time.
-    Wake { member: usize, boot: u64, wake: u64 },
-    /// In a control run, a release that was held back leaves.
-    SendLate { member: usize, boot: u64, stream: u64, up: tenure_proto::v1::SessionUp },
-    /// The run loop takes what the session says.
-    Told { member: usize, boot: u64 },
-    /// The run loop sends a question of one grant.
-    Send { member: usize, boot: u64, grant: (Partition, Epoch), id: u64, ask: Ask },
-    /// A timer of one grant; `id` names the question that it waits for, 0 the pace.
-    Timer { member: usize, boot: u64, grant: (Partition, Epoch), id: u64 },
-    /// A question arrives at a sink.
-    Sink { member: usize, boot: u64, grant: (Partition, Epoch), id: u64, ask: Ask },
-    /// Its answer arrives.
-    SinkAnswer { member: usize, boot: u64, grant: (Partition, Epoch), id: u64, answer: SinkAnswer },
-    /// A call arrives at a coordinator.
-    Call { node: usize, call: Call },
-    /// Its answer arrives.
-    CallAnswer { call: Call, answer: Answer },
-    /// A fault strikes.
-    Strike,
-    /// A fault is over.
-    Mend { fault: Fault },
-    /// A process goes on.
-    Resume { host: Host },
-    /// A member's process starts anew.
-    StartMember { member: usize },
-    /// A coordinator starts anew.
-    StartNode { node: usize },
-    /// All faults end.
-    Heal,
-    /// The run is over.
-    End,
-}
-
-/// What a sink answers.
-#[derive(Clone, Copy, Debug)]
-pub enum SinkAnswer {
-    Registered(Writer),
-    Written,
-    Resumed(u64),
-    Refused(SinkRefusal),
-}
-
-impl Event {
-    /// The process that it happens in: while that is paused, it waits.
-    fn host(&self, network: &Network) -> Option<Host> {
-        match self {
-            Self::Tick { node, .. }
-            | Self::Advance { node, .. }
-            | Self::Propose { node, .. }
-            | Self::Outcome { node, .. }
-            | Self::Confirmed { node, .. }
-            | Self::Call { node, .. } => Some(Host::Node(*node)),
-            Self::Up { stream } => {
-                network.streams.get(stream).map(|stream| Host::Node(stream.node))
-            }
-            Self::Down { stream } => {
-                network.streams.get(stream).map(|stream| Host::Member(stream.member))
-            }
-            Self::Connected { member, .. }
-            | Self::Wake { member, .. }
-            | Self::Told { member, .. }
-            | Self::SendLate { member, .. }
-            | Self::Send { member, .. }
-            | Self::Timer { member, .. }
-            | Self::SinkAnswer { member, .. }
-            | Self::CallAnswer { call: Call { member, .. }, .. } => Some(Host::Member(*member)),
-            Self::Beat
-            | Self::Quorum { .. }
-            | Self::Confirm { .. }
-            | Self::Sink { .. }
-            | Self::Strike
-            | Self::Mend { .. }
-            | Self::Resume { .. }
-            | Self::StartMember { .. }
-            | Self::StartNode { .. }
-            | Self::Heal
-            | Self::End => None,
-        }
-    }
-
-    /// Whether it belongs to the session's thread of a member, which its run loop may overtake.
-    const fn is_of_session(&self) -> bool {
-        matches!(self, Self::Down { .. } | Self::Connected { .. } | Self::Wake { .. })
-    }
-}
-
-struct Scheduled {
-    at: u64,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.number) == (other.at, other.number)
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
-    }
-}
 
 /// See the module.
 pub struct World {
@@ -206,8 +70,13 @@ pub struct World {
     pub topic: TopicName,
     pub topic_id: TopicId,
     pub oracle: Oracle,
-    /// Steps at which the next member that gets there is paused, with the length.
-    pub traps: Vec<(Step, u64)>,
+    pub traps: Vec<Trap>,
+    /// Members that were trapped and may still be.
+    pub sleepers: Vec<Sleeper>,
+    /// Members that do not hear the answer to their next act.
+    pub lost_answers: BTreeSet<usize>,
+    /// Since when the raft leader rules undisturbed.
+    pub rule: Option<Rule>,
     pub fault_count: usize,
     pub healed_at: Option<u64>,
     is_over: bool,
@@ -218,8 +87,8 @@ impl World {
     #[must_use]
     pub fn new(plan: Plan) -> Self {
         let mut rng = Rng::new(plan.seed);
-        let fence = if rng.chance(70) { Fence::Epoch } else { Fence::LastRegistered };
-        let home = if rng.chance(60) { Home::Coordinator } else { Home::Sink };
+        let fence = if rng.chance(50) { Fence::Epoch } else { Fence::LastRegistered };
+        let home = if rng.chance(55) { Home::Coordinator } else { Home::Sink };
         let takeover =
             if fence == Fence::Epoch && rng.chance(25) { Takeover::Fence } else { Takeover::Lease };
         let sinks = vec![SinkSetting { name: "sink".to_owned(), enforces_epoch: true }];
@@ -248,6 +117,9 @@ impl World {
             topic_id,
             oracle: Oracle::new(plan.prints),
             traps: Vec::new(),
+            sleepers: Vec::new(),
+            lost_answers: BTreeSet::new(),
+            rule: None,
             fault_count: 0,
             healed_at: None,
             is_over: false,
@@ -274,9 +146,8 @@ impl World {
             self.after(0, Event::Tick { node, boot: 0 });
         }
         self.after(0, Event::Beat);
-        // Every run has a handoff.
-        self.after(nanos(3_700), Event::Mend { fault: Fault::Move });
-        let count = self.rng.within(8, 14);
+        self.after(nanos(3_700), Event::Mend { fault: Fault::Insist });
+        let count = self.rng.within(10, 16);
         for _ in 0..count {
             let at = self.rng.millis(FAULTS_FROM_MS, HEALED_AT_MS - 4_000);
             self.after(at, Event::Strike);
@@ -403,6 +274,10 @@ impl World {
         };
         let Some(waiting) = slot.take() else { return };
         self.say(|| format!("{host:?} goes on"));
+        if let Host::Member(member) = host {
+            let found = &mut self.members[member];
+            found.deaf_until = self.now + std::mem::take(&mut found.deaf_on_waking);
+        }
         let (session, others) = (self.rng.millis(0, 4), self.rng.millis(0, 4));
         let (ticks, rest): (Vec<_>, Vec<_>) =
             waiting.into_iter().partition(|event| matches!(event, Event::Tick { .. }));
@@ -425,6 +300,7 @@ impl World {
             members: &self.members,
             home: self.group_settings.home,
             takeover: self.group_settings.takeover,
+            settings: &self.settings,
         };
         self.oracle.look(fact, view);
     }
@@ -460,7 +336,7 @@ fn node_settings(rng: &mut Rng) -> NodeSettings {
             acquire_deadline_ms: 4_000,
             settle_ms: 200,
             settle_max_ms: 1_000,
-            silence_slack_ms: 300,
+            silence_slack_ms: SILENCE_SLACK_MS,
             fence_grace_ms: 250,
             fence_grace_most: 8,
             hold_ms: 300,

@@ -4,6 +4,7 @@ pub mod acknowledged_offset_kept;
 pub mod acquired_after_resume;
 pub mod effects_in_order;
 pub mod epochs_rise;
+pub mod freed_in_time;
 pub mod grant_to_live_subscriber;
 pub mod heartbeat_of_the_living;
 pub mod member_stops_first;
@@ -14,6 +15,7 @@ pub mod owned_again;
 pub mod replicas_equal;
 pub mod sink_fenced;
 
+use tenure_coordinator::NodeSettings;
 use tenure_core::{Applied, Command, State};
 use tenure_model::{Epoch, Home, MemberId, Partition, Takeover};
 
@@ -28,6 +30,12 @@ pub enum Fact<'a> {
     Replicated { node: usize, index: u64, outcomes: &'a [Applied], expected: &'a [Applied] },
     /// A replica stands at an index.
     Replica { node: usize, index: u64, state: &'a State, expected: &'a State },
+    /// A node started anew, with nothing in memory.
+    NodeStarted { node: usize },
+    /// A raft leader heard a member.
+    Heard { member: &'a MemberId },
+    /// The raft leader looked at its deadlines; nothing has disturbed it since `since`.
+    Ruled { node: usize, since: u64 },
     /// A member got the answer to a heartbeat or a join that it sent at `sent_at`.
     HeartbeatAnswered { member: &'a MemberId, sent_at: u64 },
     /// A sink took a registration.
@@ -50,6 +58,7 @@ pub struct View<'a> {
     pub members: &'a [Member],
     pub home: Home,
     pub takeover: Takeover,
+    pub settings: &'a NodeSettings,
 }
 
 /// One property.
@@ -81,6 +90,7 @@ pub fn all() -> Vec<Box<dyn Property>> {
         Box::new(grant_to_live_subscriber::GrantToLiveSubscriber::default()),
         Box::new(effects_in_order::EffectsInOrder::default()),
         Box::new(replicas_equal::ReplicasEqual),
+        Box::new(freed_in_time::FreedInTime::default()),
         Box::new(owned_again::OwnedAgain),
     ]
 }

@@ -16,6 +16,7 @@ use tenure_proto::v1::session_down::Down as DownKind;
 use tenure_proto::v1::session_up::Up;
 use tokio::sync::{mpsc, oneshot};
 
+use super::super::invariants::Fact;
 use super::super::network::Host;
 use super::super::world::{Event, LEASE, World};
 use super::{Verdict, Waiter};
@@ -100,6 +101,8 @@ impl World {
                 let held = edge::held(&beat.held).expect("the SDK's heartbeats are well-formed");
                 let session = SessionId(number);
                 let sequence = beat.sequence;
+                let heard = member.member.clone();
+                self.fact(&Fact::Heard { member: &heard });
                 if let Some(reign) = &mut self.nodes[node].reign {
                     reign.heartbeat(Heartbeat { member, session, receipt, sequence, held });
                 }
@@ -165,6 +168,7 @@ impl World {
             }
         };
         self.follow(node);
+        self.fact(&Fact::Heard { member: &member });
         let member = MemberRef { group, member, member_epoch };
         let (sender, outbound) = mpsc::channel(OUTBOUND_MAX);
         let (say_ended, ended) = oneshot::channel();

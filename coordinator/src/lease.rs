@@ -278,13 +278,15 @@ impl LeaseTable {
         }
     }
 
-    /// The loop that feeds this table stood still for `gap`: all deadlines move by it.
-    pub fn add_gap(&mut self, gap: Duration) {
+    /// The loop that feeds this table stood still for `gap` until a moment ago: all deadlines move by it, and none
+    /// further than if its member were heard `now`. Who was heard after the gap has had its full length already.
+    pub fn add_gap(&mut self, gap: Duration, now: Tick) {
         self.checks.clear();
         for (member, lease) in &mut self.leases {
-            lease.heard_at = lease.heard_at.after(gap);
-            lease.deadline = lease.deadline.after(gap);
-            lease.check_at = lease.check_at.after(gap);
+            let latest = now.after(lease.lengths.ttl);
+            lease.heard_at = lease.heard_at.after(gap).min(now).max(lease.heard_at);
+            lease.deadline = lease.deadline.after(gap).min(latest).max(lease.deadline);
+            lease.check_at = lease.check_at.after(gap).min(now);
             if lease.phase != Phase::Expiring {
                 self.checks.insert((lease.check_at, member.clone()));
             }

@@ -285,6 +285,15 @@ impl Driver {
         let now = self.parts.clock.now();
         let gap = now.since(self.last_tick).saturating_sub(TICK);
         self.last_tick = now;
+        if gap >= GAP_LEAST
+            && let Some(reign) = &mut self.reign
+        {
+            // Before what came meanwhile is taken in: that begins now.
+            let gap_ms = u64::try_from(gap.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(gap_ms, "the raft leader's loop stood still, all deadlines move");
+            reign.table.add_gap(gap, now);
+            reign.timers.add_gap(gap);
+        }
         self.catch_up();
         // Everything received so far counts before anyone expires.
         for _ in 0..INPUTS_MAX {
@@ -292,13 +301,6 @@ impl Driver {
                 Ok(input) => self.take(input),
                 Err(_) => break,
             }
-        }
-        let Some(reign) = &mut self.reign else { return };
-        if gap >= GAP_LEAST {
-            let gap_ms = u64::try_from(gap.as_millis()).unwrap_or(u64::MAX);
-            tracing::warn!(gap_ms, "the raft leader's loop stood still, all deadlines move");
-            reign.table.add_gap(gap);
-            reign.timers.add_gap(gap);
         }
         self.work_off(now);
     }

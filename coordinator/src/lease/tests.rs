@@ -62,7 +62,7 @@ fn run(rules: Rules, script: &str) -> String {
                 String::new()
             }
             "gap" => {
-                table.add_gap(Duration::from_millis(name.parse().unwrap()));
+                table.add_gap(Duration::from_millis(name.parse().unwrap()), now);
                 String::new()
             }
             "check" => check_line(&mut table, now),
@@ -236,6 +236,22 @@ fn gap_of_the_loop_moves_every_deadline() {
 }
 
 #[test]
+fn who_is_heard_after_a_gap_of_the_loop_and_dies_is_not_kept_longer() {
+    expect(
+        RULES,
+        "
+        0 admit ann
+        9001 hear ann -> Now
+        9002 gap 9000
+        12501 check -> nothing
+        13002 check -> silent ann for 4000
+        19001 check -> silent ann for 9999
+        19002 check -> expire ann
+        ",
+    );
+}
+
+#[test]
 fn longer_ttl_counts_at_once() {
     let mut table = LeaseTable::new(RULES);
     table.admit(&member("ann"), lengths(), at(0));
@@ -331,7 +347,7 @@ proptest! {
                 Step::Check => { table.check(at(now)); }
                 Step::Gap(gap_ms) => {
                     now += gap_ms;
-                    table.add_gap(Duration::from_millis(gap_ms));
+                    table.add_gap(Duration::from_millis(gap_ms), at(now));
                 }
                 Step::SilenceApplied => {
                     if !table.silence_to_log(at(now)).is_empty() { table.silence_applied(&ann); }

@@ -217,14 +217,16 @@ impl World {
         let found = &mut self.nodes[node];
         let gap = now.since(found.last_tick).saturating_sub(std::time::Duration::from_nanos(TICK));
         found.last_tick = now;
+        if gap.as_nanos() >= GAP_LEAST.into()
+            && let Some(reign) = &mut found.reign
+        {
+            reign.table.add_gap(gap, now);
+            reign.timers.add_gap(gap);
+        }
         self.follow(node);
         self.see_rule(node);
         let found = &mut self.nodes[node];
         let Some(reign) = &mut found.reign else { return };
-        if gap.as_nanos() >= GAP_LEAST.into() {
-            reign.table.add_gap(gap);
-            reign.timers.add_gap(gap);
-        }
         let term = reign.term.0;
         let (proposals, plans) = (reign.proposals(now), reign.plans(now));
         let waiting = reign.confirmation();

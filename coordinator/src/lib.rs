@@ -14,6 +14,7 @@ mod past;
 pub mod planning;
 pub mod raft;
 pub mod settings;
+mod silences;
 #[doc(hidden)]
 pub mod soft;
 pub mod stored;

@@ -1,6 +1,6 @@
 //! The replicated machine: the group state machine behind the raft log.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::digests::Digests;
 use crate::raft::{EntryContext, Fatal, Machine};
+use crate::silences::Silences;
 use crate::stored;
 use crate::versions;
 
@@ -55,7 +56,7 @@ pub struct GroupMachine {
     clock: Arc<dyn Clock>,
     /// When this replica first applied, installed or replayed each silence that the state still names
     /// (DESIGN.md, section 5, rule 4).
-    silences: BTreeMap<(MemberRef, Index), Tick>,
+    silences: Silences,
     digests: Digests,
 }
 
@@ -69,9 +70,16 @@ impl GroupMachine {
             changes: broadcast::Sender::new(CHANGES_BUFFERED_MAX),
             newest_change: watch::Sender::default(),
             clock,
-            silences: BTreeMap::new(),
+            silences: Silences::default(),
             digests: Digests::default(),
         }
+    }
+
+    /// Keeps the moments of silences in the file at `path`, over restarts of the process.
+    #[must_use]
+    pub fn keeping_silences_at(mut self, path: PathBuf) -> Self {
+        self.silences = Silences::kept_at(path, self.clock.now());
+        self
     }
 
     /// The state as applied.
@@ -113,20 +121,17 @@ impl GroupMachine {
     /// When this replica first saw the silence that the log says of `member`.
     #[must_use]
     pub fn silent_since(&self, member: &MemberRef, silence: Index) -> Option<Tick> {
-        self.silences.get(&(member.clone(), silence)).copied()
+        self.silences.get(&(member.clone(), silence))
     }
 
     /// Keeps one moment per silence in the state: known ones stay as they are.
     fn note_silences(&mut self) {
         let now = self.clock.now();
-        let mut known = std::mem::take(&mut self.silences);
-        for (member, _, _, silence) in self.state.members() {
-            if let Some(silence) = silence {
-                let key = (member, silence.index);
-                let since = known.remove(&key).unwrap_or(now);
-                self.silences.insert(key, since);
-            }
-        }
+        let silences = self
+            .state
+            .members()
+            .filter_map(|(member, _, _, silence)| Some((member, silence?.index)));
+        self.silences.follow(silences, now);
     }
 
     /// Takes and compares the digests that an entry asks for.

@@ -31,6 +31,9 @@ use crate::versions::Keeper;
 /// HTTP/2 keepalive towards clients: pause before a ping, and wait for its answer.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
+/// In the data folder, beside the log: see `silences`.
+const SILENCES_FILE: &str = "silences";
+
 /// How long open calls have to end at a shutdown.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -96,7 +99,8 @@ impl Node {
         let settings = Arc::new(settings);
         let clock: Arc<dyn Clock> = Arc::new(BootClock);
 
-        let machine = GroupMachine::new(Arc::clone(&clock));
+        let machine = GroupMachine::new(Arc::clone(&clock))
+            .keeping_silences_at(settings.data_dir.join(SILENCES_FILE));
         let raft = RaftNode::open_on(others, raft_settings, machine).await?;
         let limit = Duration::from_millis(settings.raft.propose_timeout_ms.saturating_mul(2));
         let (proposer, proposing) = Proposer::start(raft.clone(), settings.queues.commands, limit);

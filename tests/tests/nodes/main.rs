@@ -7,6 +7,7 @@
 
 mod cuts;
 mod disk;
+mod reigns;
 mod rejoin;
 mod restart;
 

@@ -24,7 +24,7 @@ mod view;
 /// The parts without IO, for the simulator. Not an interface: they change with the code around them.
 #[doc(hidden)]
 pub mod parts {
-    pub use crate::driver::{deadlines, leading, places, reign, session, settle};
+    pub use crate::driver::{deadlines, leading, places, reign, serving, session, settle};
     pub use crate::grpc::{edge, judge, refusal, verify};
 }
 

@@ -51,6 +51,8 @@ pub enum Command {
     ExpireRevocations { term: Term, grants: Vec<GrantRef> },
     /// Acquire deadlines passed at the raft leader; the partitions are taken back.
     ExpireAcquisitions { term: Term, grants: Vec<GrantRef> },
+    /// Owners have not named grants in their heartbeats for a while, although they run: they are asked for them.
+    TakeBackUnserved { term: Term, grants: Vec<GrantRef> },
     /// The back-off after failed acquires passed at the raft leader; the partitions may be granted again.
     LiftHolds { term: Term, partitions: Vec<(GroupId, Partition)> },
     /// An operator moves one partition and pins it there.

@@ -330,6 +330,12 @@ impl Member {
 }
 
 impl PartitionState {
+    /// Whether its owner said that it runs, and was not asked to stop since.
+    #[must_use]
+    pub const fn runs(&self) -> bool {
+        matches!(self.ownership, Ownership::Held { acquired: true, .. })
+    }
+
     /// Whether its owner has not acquired it yet.
     #[must_use]
     pub const fn is_acquiring(&self) -> bool {

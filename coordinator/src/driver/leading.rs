@@ -36,6 +36,7 @@ pub enum Lane {
     Hear,
     TakeBackDrained,
     TakeBackUnacquired,
+    TakeBackUnserved,
     LiftHolds,
 }
 
@@ -109,6 +110,9 @@ impl Reign {
             return;
         };
         self.lanes.0.remove(&lane);
+        if lane == Lane::TakeBackUnserved {
+            self.unserved.settle(now);
+        }
         for (member, verdict) in members.iter().zip(verdicts) {
             match (lane, verdict) {
                 (Lane::Expire, Ok(())) => {
@@ -140,7 +144,13 @@ impl Reign {
                         self.places.turn_away(member);
                     }
                 }
-                (Lane::TakeBackDrained | Lane::TakeBackUnacquired | Lane::LiftHolds, Ok(())) => {}
+                (
+                    Lane::TakeBackDrained
+                    | Lane::TakeBackUnacquired
+                    | Lane::TakeBackUnserved
+                    | Lane::LiftHolds,
+                    Ok(()),
+                ) => {}
             }
         }
     }
@@ -210,6 +220,12 @@ fn due(reign: &Reign, now: Tick) -> Vec<Proposal> {
     if !acquires.is_empty() {
         let command = Command::ExpireAcquisitions { term, grants: acquires };
         add(Lane::TakeBackUnacquired, vec![], command);
+    }
+    let mut unserved = reign.unserved.due(now);
+    unserved.truncate(LINES_MAX);
+    if !unserved.is_empty() {
+        let command = Command::TakeBackUnserved { term, grants: unserved };
+        add(Lane::TakeBackUnserved, vec![], command);
     }
     holds.truncate(LINES_MAX);
     if !holds.is_empty() {

@@ -8,6 +8,7 @@ pub mod leading;
 pub mod places;
 pub(crate) mod proposer;
 pub mod reign;
+pub mod serving;
 pub mod session;
 pub mod settle;
 mod work;

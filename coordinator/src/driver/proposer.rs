@@ -152,9 +152,9 @@ fn weight(command: &Command) -> usize {
         Command::CommitOffsets(commit) => {
             commit.commits.iter().map(|commit| LINE + commit.metadata.len()).sum()
         }
-        Command::ExpireRevocations { grants, .. } | Command::ExpireAcquisitions { grants, .. } => {
-            grants.len() * MEMBER
-        }
+        Command::ExpireRevocations { grants, .. }
+        | Command::ExpireAcquisitions { grants, .. }
+        | Command::TakeBackUnserved { grants, .. } => grants.len() * MEMBER,
         Command::LiftHolds { partitions, .. } => partitions.len() * MEMBER,
         Command::RebalanceGroup(rebalance) => rebalance.target.len() * MEMBER,
         Command::AcknowledgeAcquired(_)

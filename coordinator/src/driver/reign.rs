@@ -7,13 +7,14 @@ use std::time::Duration;
 use tenure_core::command::{GrantRef, MemberRef};
 use tenure_core::event::MemberJoined;
 use tenure_core::{Event, State};
-use tenure_model::{ErrorCode, GroupId, Index, MemberId, Partition, Term, Tick};
+use tenure_model::{Epoch, ErrorCode, GroupId, Index, MemberId, Partition, Term, Tick};
 use tenure_proto::v1;
 use tenure_proto::v1::session_down::Down;
 
 use super::deadlines::Timers;
 use super::leading::Lanes;
 use super::places::Places;
+use super::serving::Unserved;
 use super::session::{Session, assignment_to_wire};
 use super::settle::Settling;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
@@ -59,6 +60,7 @@ pub struct Reign {
     /// A confirmation of leadership is under way.
     pub(super) is_confirming: bool,
     pub(super) places: Places,
+    pub(super) unserved: Unserved,
     pub(super) settings: Arc<NodeSettings>,
     node_address: String,
     beats: Arc<Beats>,
@@ -95,6 +97,7 @@ impl Reign {
             lanes: Lanes::default(),
             is_confirming: false,
             places: Places::default(),
+            unserved: Unserved::default(),
             settings,
             node_address,
             beats,
@@ -305,6 +308,13 @@ impl Reign {
         session.is_some_and(|session| id.is_none_or(|id| session.id == id))
     }
 
+    /// Grants that the last heartbeat of `member` names.
+    pub(super) fn named(&self, member: &MemberRef) -> BTreeSet<(Partition, Epoch)> {
+        let beat = self.beats.get(&(member.group.clone(), member.member.clone()));
+        let held = beat.iter().flat_map(|beat| &beat.held);
+        held.map(|held| (held.partition, held.epoch)).collect()
+    }
+
     fn heard_at(&self, member: &MemberRef) -> Tick {
         self.table.heard_at(member).unwrap_or_default()
     }
@@ -355,6 +365,7 @@ impl Reign {
             }
         }
         if let Some(sequence) = waiting.sequence {
+            self.compare_held(member, state, waiting.receipt);
             let assignment = Some(assignment);
             self.send(member, Down::HeartbeatAnswer(v1::HeartbeatAnswer { sequence, assignment }));
         }
@@ -413,6 +424,7 @@ impl Reign {
         self.waiting.remove(member);
         self.parked.remove(member);
         self.places.forget(member);
+        self.unserved.forget(member);
         self.beats.remove(&(member.group.clone(), member.member.clone()));
     }
 

@@ -148,6 +148,10 @@ fn write(command: &Command) -> Form {
                 grants: grants.iter().map(write_grant).collect(),
             })
         }
+        Command::TakeBackUnserved { term, grants } => Form::TakeBackUnserved(form::ExpireGrants {
+            term: term.0,
+            grants: grants.iter().map(write_grant).collect(),
+        }),
         Command::LiftHolds { term, partitions } => {
             let line = |(group, partition): &(tenure_model::GroupId, tenure_model::Partition)| {
                 form::GroupPartition {
@@ -302,6 +306,10 @@ fn read(form: &Form) -> Result<Command, StoredError> {
             grants: read_all(&f.grants, read_grant)?,
         },
         Form::ExpireAcquisitions(f) => Command::ExpireAcquisitions {
+            term: Term(f.term),
+            grants: read_all(&f.grants, read_grant)?,
+        },
+        Form::TakeBackUnserved(f) => Command::TakeBackUnserved {
             term: Term(f.term),
             grants: read_all(&f.grants, read_grant)?,
         },

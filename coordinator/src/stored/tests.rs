@@ -147,6 +147,7 @@ pub(super) fn commands() -> Vec<Command> {
             members: vec![member_ref()],
             returning_within_ms: 10_000,
         },
+        Command::TakeBackUnserved { term: Term(2), grants: vec![grant()] },
         Command::RaiseFeatureLevel { level: FeatureLevel(2) },
         Command::MarkDigest,
         Command::CompareDigest { index: Index(7), digest: StateDigest(0x0102_0304_0506_0708) },

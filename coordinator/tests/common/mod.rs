@@ -300,7 +300,14 @@ impl Session {
 
     /// Sends a heartbeat and waits for its answer.
     pub(crate) async fn heartbeat(&mut self) -> Result<v1::HeartbeatAnswer, String> {
-        self.heartbeat_with(vec![]).await
+        let held = self.assignment.partitions.iter().map(|assigned| v1::HeldPartition {
+            partition: assigned.partition.clone(),
+            epoch: assigned.epoch,
+            phase: v1::Phase::Running.into(),
+            ..v1::HeldPartition::default()
+        });
+        let held = held.collect();
+        self.heartbeat_with(held).await
     }
 
     pub(crate) async fn heartbeat_with(

@@ -53,6 +53,10 @@ impl State {
                 check_term(context, *term)?;
                 Ok(self.expire_acquisitions(grants))
             }
+            Command::TakeBackUnserved { term, grants } => {
+                check_term(context, *term)?;
+                Ok(self.take_back_unserved(grants))
+            }
             Command::LiftHolds { term, partitions } => {
                 check_term(context, *term)?;
                 Ok(self.lift_holds(partitions))

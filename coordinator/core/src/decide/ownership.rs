@@ -168,6 +168,38 @@ impl State {
         (Reply::Verdicts(verdicts), draft.finish(self))
     }
 
+    /// Asks the owners, whatever the takeover: they are heard, so they answer.
+    pub(super) fn take_back_unserved(&self, grants: &[GrantRef]) -> (Reply, Vec<Event>) {
+        let mut draft = Draft::default();
+        let mut taken = BTreeSet::new();
+        let verdicts = grants
+            .iter()
+            .map(|grant| {
+                let state = self.partition(&grant.group, grant.partition)?;
+                let owner = match &state.ownership {
+                    Ownership::Held { member, acquired: true } => Some(member),
+                    Ownership::Held { acquired: false, .. }
+                    | Ownership::Revoking { .. }
+                    | Ownership::Free => None,
+                };
+                match owner.filter(|_| state.epoch == Some(grant.epoch)) {
+                    Some(member) if taken.insert(grant) => {
+                        let error = "held, but not served by its owner".to_owned();
+                        ask_back(grant, member.clone(), error, &mut draft);
+                        Ok(())
+                    }
+                    Some(_) | None => Err(Rejection::NothingToDo {
+                        what: format!(
+                            "partition {} does not run under {}",
+                            grant.partition, grant.epoch
+                        ),
+                    }),
+                }
+            })
+            .collect();
+        (Reply::Verdicts(verdicts), draft.finish(self))
+    }
+
     pub(super) fn lift_holds(&self, partitions: &[(GroupId, Partition)]) -> (Reply, Vec<Event>) {
         let mut draft = Draft::default();
         let mut lifted = BTreeSet::new();

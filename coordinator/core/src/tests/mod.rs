@@ -222,6 +222,7 @@ impl Run {
             }),
             ["drained", rest @ ..] => Command::ExpireRevocations { term, grants: grants(rest) },
             ["unacquired", rest @ ..] => Command::ExpireAcquisitions { term, grants: grants(rest) },
+            ["unserved", rest @ ..] => Command::TakeBackUnserved { term, grants: grants(rest) },
             ["lift", rest @ ..] => Command::LiftHolds {
                 term,
                 partitions: rest.iter().map(|at| (self::group(), partition(at))).collect(),

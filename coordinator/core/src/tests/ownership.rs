@@ -390,3 +390,22 @@ fn commands_of_one_entry_are_decided_in_order_each_with_its_own_verdict() {
     assert_eq!(run.line("show ann"), "version 5");
     assert_eq!(run.line("show bob"), "version 5; 0 e2 initialised");
 }
+
+#[test]
+fn grant_that_runs_and_is_not_served_is_asked_for_and_goes_to_another() {
+    check(
+        "
+        join ann sees t=2 -> group g created; ann joined; t has 2; group epoch 1; member epoch 1, ttl 10000
+        join bob -> bob joined; group epoch 2; member epoch 2, ttl 10000
+        target 0=ann 1=ann -> target for 2; 0 to ann at e1; 1 to ann at e2
+        unserved 0@e1 -> no: nothing to do: partition 0 does not run under e1
+        acquired ann 0 e1 -> 0 runs at ann
+        unserved 0@e9 -> no: nothing to do: partition 0 does not run under e9
+        unserved 0@e1 0@e1 -> 0 asked back from ann; 0 held back: held, but not served by its owner; group epoch 3; no: nothing to do: partition 0 does not run under e1
+        unserved 0@e1 -> no: nothing to do: partition 0 does not run under e1
+        release ann 0@e1 lost -> 0 e1 of ann free: released
+        target 0=bob 1=ann -> target for 3
+        lift 0 -> 0 lifted; 0 to bob at e3
+        ",
+    );
+}

@@ -242,6 +242,9 @@ impl World {
                 term,
                 grants: vec![self.grant(a, b), self.grant(c, b)],
             },
+            21 if c.is_multiple_of(3) => {
+                Command::TakeBackUnserved { term, grants: vec![self.grant(a, b)] }
+            }
             21 => Command::ExpireAcquisitions { term, grants: vec![self.grant(a, b)] },
             22 => {
                 let partitions = (0..4).map(|more| (group(), partition(a.wrapping_add(more))));

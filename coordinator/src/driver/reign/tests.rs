@@ -275,3 +275,37 @@ fn later_session_of_a_member_takes_the_place_of_the_earlier() {
     assert!(first.down.is_closed());
     assert!(matches!(second.came().as_slice(), [Down::Joined(_)]));
 }
+
+#[test]
+fn running_grant_that_heartbeats_leave_out_is_asked_for() {
+    let rig = Rig::new();
+    let mut reign = rig.begin(at(0));
+    let _ann = Ends::open(&mut reign, "ann", at(0));
+    confirm(&mut reign, &rig);
+    let asks = |reign: &mut Reign, ms| {
+        let lane = super::super::leading::Lane::TakeBackUnserved;
+        reign.proposals(at(ms)).iter().any(|proposal| proposal.lane == lane)
+    };
+    let held = Held {
+        partition: partition(),
+        epoch: Epoch::FIRST,
+        phase: crate::soft::Phase::Running,
+        position: 0,
+        phase_ms: 0,
+        error: String::new(),
+    };
+    // Left out at 1 s, named at 3 s, left out from 5 s on: two intervals and the slack are 7 s.
+    for (sequence, ms, held) in [
+        (1, 1_000, vec![]),
+        (2, 3_000, vec![held]),
+        (3, 5_000, vec![]),
+        (4, 8_000, vec![]),
+        (5, 11_000, vec![]),
+    ] {
+        let (member, session, receipt) = (member("ann"), SessionId(1), at(ms));
+        reign.heartbeat(Heartbeat { member, session, receipt, sequence, held });
+        confirm(&mut reign, &rig);
+    }
+    assert!(!asks(&mut reign, 11_999));
+    assert!(asks(&mut reign, 12_000));
+}

@@ -241,6 +241,8 @@ mod tests {
             partitions_max: None,
             report: vec![],
             rejoin: None,
+            prepares: false,
+            weight: 1,
         })
     }
 

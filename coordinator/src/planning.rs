@@ -23,6 +23,7 @@ pub fn input(group: &Group) -> Input {
         let planned = Member {
             topics: member.topics.iter().cloned().collect(),
             partitions_max: kept.or(member.partitions_max),
+            weight: member.weight,
             draining: member.draining,
         };
         (name.clone(), planned)
@@ -140,6 +141,8 @@ mod tests {
                 partitions_max: None,
                 report: report.collect(),
                 rejoin: None,
+                prepares: false,
+                weight: 1,
             };
             let index = Index(position as u64 + 1);
             let context = Context { term: Term(1), index, proposed_at: Timestamp(0) };

@@ -94,6 +94,8 @@ pub struct Deadlines {
     pub drain_deadline_ms: u64,
     /// From grant until the member must run. Default 30000.
     pub acquire_deadline_ms: u64,
+    /// How long a move waits for a next owner that prepares. Default 30000.
+    pub prepare_deadline_ms: u64,
     /// How long a group must be quiet before it is planned. Default 300.
     pub settle_ms: u64,
     /// Longest wait for a quiet group, from its first change. Default 3000.
@@ -190,6 +192,7 @@ impl Default for Deadlines {
         Self {
             drain_deadline_ms: 30_000,
             acquire_deadline_ms: 30_000,
+            prepare_deadline_ms: 30_000,
             settle_ms: 300,
             settle_max_ms: 3_000,
             silence_slack_ms: 1_000,
@@ -317,6 +320,7 @@ impl NodeSettings {
         let lengths = [
             ("deadlines.drain_deadline_ms", self.deadlines.drain_deadline_ms),
             ("deadlines.acquire_deadline_ms", self.deadlines.acquire_deadline_ms),
+            ("deadlines.prepare_deadline_ms", self.deadlines.prepare_deadline_ms),
             ("deadlines.settle_ms", settle_ms),
             ("deadlines.settle_max_ms", settle_max_ms),
             ("deadlines.silence_slack_ms", self.deadlines.silence_slack_ms),

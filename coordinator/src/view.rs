@@ -121,7 +121,16 @@ fn partition_info(
         since_unix_ms: found.changed_time.0,
         cause: match kept_for(group, target).filter(|_| owner.is_none()) {
             Some(instance) => format!("{}; kept for instance {instance}", cause(found, None)),
-            None => cause(found, held.as_ref()),
+            None => match found.preparation.as_ref().filter(|preparation| !preparation.ready) {
+                Some(preparation) => {
+                    format!(
+                        "{}; {} prepares for it",
+                        cause(found, held.as_ref()),
+                        preparation.member
+                    )
+                }
+                None => cause(found, held.as_ref()),
+            },
         },
         position: held.as_ref().filter(|held| is_reading(held.phase)).map(|held| held.position),
         error: error(found, held.as_ref()),

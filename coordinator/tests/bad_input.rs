@@ -188,7 +188,7 @@ async fn malformed_joins_change_nothing() {
             "INVALID_ARGUMENT",
             v1::Join { ttl_ms: 3_000, heartbeat_interval_ms: 1_001, ..good() },
         ),
-        ("weight", "INVALID_ARGUMENT", v1::Join { weight: 2, ..good() }),
+        ("weight", "INVALID_ARGUMENT", v1::Join { weight: 21, ..good() }),
         ("long client", "INVALID_ARGUMENT", v1::Join { client: "x".repeat(1_025), ..good() }),
         ("fence without sinks", "INVALID_ARGUMENT", v1::Join { settings: Some(fence), ..good() }),
         ("unknown home", "INVALID_ARGUMENT", v1::Join { settings: Some(unknown), ..good() }),

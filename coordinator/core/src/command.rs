@@ -47,12 +47,18 @@ pub enum Command {
     AcknowledgeAcquired(AcknowledgeAcquired),
     /// A member moves offsets forward (home = coordinator).
     CommitOffsets(CommitOffsets),
+    /// A member moves one offset back, or forward, by name (home = coordinator).
+    RewindOffset(RewindOffset),
     /// Drain deadlines passed at the raft leader; the partitions are taken back.
     ExpireRevocations { term: Term, grants: Vec<GrantRef> },
     /// Acquire deadlines passed at the raft leader; the partitions are taken back.
     ExpireAcquisitions { term: Term, grants: Vec<GrantRef> },
     /// Owners have not named grants in their heartbeats for a while, although they run: they are asked for them.
     TakeBackUnserved { term: Term, grants: Vec<GrantRef> },
+    /// A member has prepared for a partition that it is to get, or cannot: its present owner may be asked.
+    AcknowledgePrepared(AcknowledgePrepared),
+    /// Prepare deadlines passed at the raft leader; the moves go on without the preparation.
+    ExpirePreparations { term: Term, preparations: Vec<AcknowledgePrepared> },
     /// The back-off after failed acquires passed at the raft leader; the partitions may be granted again.
     LiftHolds { term: Term, partitions: Vec<(GroupId, Partition)> },
     /// An operator moves one partition and pins it there.
@@ -89,6 +95,10 @@ pub struct JoinGroup {
     pub report: Vec<TopicReport>,
     /// Set when a broken session is taken up again.
     pub rejoin: Option<MemberEpoch>,
+    /// It wants to be told ahead of partitions that it is to get, to prepare for them.
+    pub prepares: bool,
+    /// Share of partitions relative to others, 1 to `WEIGHT_MAX`.
+    pub weight: u32,
 }
 
 /// A topic as one member sees it.
@@ -195,12 +205,30 @@ pub struct AcknowledgeAcquired {
     pub home_initialised: bool,
 }
 
+/// See [`Command::AcknowledgePrepared`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AcknowledgePrepared {
+    pub group: GroupId,
+    pub member: MemberId,
+    pub partition: Partition,
+}
+
 /// See [`Command::CommitOffsets`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitOffsets {
     pub group: GroupId,
     pub member: MemberId,
     pub commits: Vec<OffsetCommit>,
+}
+
+/// See [`Command::RewindOffset`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RewindOffset {
+    pub group: GroupId,
+    pub member: MemberId,
+    pub commit: OffsetCommit,
+    /// Applied once: the same name again does nothing, whatever was committed since.
+    pub request: RequestId,
 }
 
 /// One offset to commit.

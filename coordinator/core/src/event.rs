@@ -88,6 +88,24 @@ pub enum Event {
         member: MemberId,
         epoch: Epoch,
     },
+    /// The member is told to prepare; the owner goes on meanwhile.
+    PreparationBegun {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+    },
+    /// The owner may be asked now.
+    PreparationReady {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+    },
+    /// The partition goes elsewhere.
+    PreparationCalledOff {
+        group: GroupId,
+        partition: Partition,
+        member: MemberId,
+    },
     PartitionAcquired {
         group: GroupId,
         partition: Partition,
@@ -123,6 +141,8 @@ pub enum Event {
         group: GroupId,
         member: MemberId,
         commit: OffsetCommit,
+        /// Set where it was a rewind.
+        rewind: Option<RequestId>,
     },
     EpochFloorRaised {
         floor: Epoch,
@@ -153,6 +173,8 @@ pub struct MemberJoined {
     pub heartbeat_interval_ms: u64,
     pub client: String,
     pub partitions_max: Option<u32>,
+    pub prepares: bool,
+    pub weight: u32,
 }
 
 /// Why a partition became free.
@@ -201,6 +223,9 @@ impl Event {
             | Self::PartitionPinned { group, .. }
             | Self::PinsLifted { group }
             | Self::PartitionGranted { group, .. }
+            | Self::PreparationBegun { group, .. }
+            | Self::PreparationReady { group, .. }
+            | Self::PreparationCalledOff { group, .. }
             | Self::PartitionAcquired { group, .. }
             | Self::PartitionRevoked { group, .. }
             | Self::PartitionReleased { group, .. }

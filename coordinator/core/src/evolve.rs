@@ -3,12 +3,15 @@
 use std::collections::BTreeSet;
 
 use tenure_model::limits::{OPERATOR_HISTORY_MAX, TOMBSTONES_MAX};
-use tenure_model::{Epoch, GroupId, MemberId, Partition, PartitionIndex, TopicId, TopicName};
+use tenure_model::{
+    Epoch, GroupId, MemberId, Partition, PartitionIndex, RequestId, TopicId, TopicName,
+};
 
 use crate::command::OffsetCommit;
 use crate::event::MemberJoined;
 use crate::state::{
-    Away, Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic,
+    Away, Committed, Group, Member, Operation, Ownership, PartitionState, Preparation, Silence,
+    Topic,
 };
 use crate::{Event, State};
 
@@ -76,6 +79,20 @@ impl State {
             Event::PartitionGranted { group, partition, member, epoch } => {
                 self.grant(group, *partition, member, *epoch);
             }
+            Event::PreparationBegun { group, partition, member } => {
+                let preparation = Preparation { member: member.clone(), ready: false };
+                self.change_preparation(group, *partition, member, Some(Box::new(preparation)));
+            }
+            Event::PreparationReady { group, partition, .. } => {
+                self.change_partition(group, *partition, |state| {
+                    if let Some(preparation) = &mut state.preparation {
+                        preparation.ready = true;
+                    }
+                });
+            }
+            Event::PreparationCalledOff { group, partition, member } => {
+                self.change_preparation(group, *partition, member, None);
+            }
             Event::PartitionAcquired { group, partition, home_initialised, .. } => {
                 self.change_partition(group, *partition, |state| {
                     state.home_initialised |= home_initialised;
@@ -112,7 +129,9 @@ impl State {
             Event::HoldLifted { group, partition } => {
                 self.change_group(group, |group| group.lift_hold(*partition));
             }
-            Event::OffsetCommitted { group, commit, .. } => self.commit(group, commit),
+            Event::OffsetCommitted { group, commit, rewind, .. } => {
+                self.commit(group, commit, rewind.as_ref());
+            }
             Event::EpochFloorRaised { floor } => {
                 self.epoch_counter = self.epoch_counter.max(floor.get());
             }
@@ -130,6 +149,8 @@ impl State {
             heartbeat_interval_ms: joined.heartbeat_interval_ms,
             client: joined.client.clone(),
             partitions_max: joined.partitions_max,
+            prepares: joined.prepares,
+            weight: joined.weight,
             draining: false,
             joined_at: self.now,
             assignment_version: self.applied,
@@ -149,6 +170,8 @@ impl State {
             member.heartbeat_interval_ms = joined.heartbeat_interval_ms;
             member.client.clone_from(&joined.client);
             member.partitions_max = joined.partitions_max;
+            member.prepares = joined.prepares;
+            member.weight = joined.weight;
         });
     }
 
@@ -170,11 +193,12 @@ impl State {
             state.ownership = Ownership::Held { member: member.clone(), acquired: false };
             state.epoch = Some(epoch);
             state.granted = granted;
+            state.preparation = None;
             owned.insert(partition);
         });
     }
 
-    fn commit(&mut self, group: &GroupId, commit: &OffsetCommit) {
+    fn commit(&mut self, group: &GroupId, commit: &OffsetCommit, rewind: Option<&RequestId>) {
         // The derived look-ups do not depend on offsets, and this is the most frequent event.
         let state = self
             .groups
@@ -183,7 +207,9 @@ impl State {
         debug_assert!(state.is_some(), "an offset is committed for a known partition");
         if let Some(state) = state {
             state.home_initialised = true;
+            let before = state.committed.take().and_then(|committed| committed.rewind);
             state.committed = Some(Committed {
+                rewind: rewind.cloned().or(before),
                 next_offset: commit.next_offset,
                 epoch: commit.epoch,
                 sequence: commit.sequence,
@@ -241,6 +267,23 @@ impl State {
         self.change_group(id, |group| {
             let changed = group.change_partition(partition, |state, _| change(state));
             debug_assert!(changed.is_some(), "an event names a known partition, not {partition}");
+        });
+    }
+
+    /// Changes who prepares for a partition, and says to `member` that its assignment is another. It may be gone.
+    fn change_preparation(
+        &mut self,
+        id: &GroupId,
+        partition: Partition,
+        member: &MemberId,
+        preparation: Option<Box<Preparation>>,
+    ) {
+        let index = self.applied;
+        self.change_group(id, |group| {
+            if let Some(record) = group.members.get_mut(member) {
+                record.assignment_version = index;
+            }
+            group.change_partition(partition, |state, _| state.preparation = preparation);
         });
     }
 

@@ -309,6 +309,9 @@ impl What {
             | Event::PinsLifted { .. }
             | Event::PartitionHeldBack { .. }
             | Event::HoldLifted { .. }
+            | Event::PreparationBegun { .. }
+            | Event::PreparationReady { .. }
+            | Event::PreparationCalledOff { .. }
             | Event::OffsetCommitted { .. }
             | Event::EpochFloorRaised { .. }
             | Event::FeatureLevelRaised { .. } => return None,

@@ -21,7 +21,7 @@ mod reconcile;
 
 pub use command::{Command, Context};
 pub use event::Event;
-pub use queries::{Assigned, Assignment};
+pub use queries::{Assigned, Assignment, Preparing};
 pub use rejection::Rejection;
 pub use reply::{Applied, Reply};
 pub use state::State;

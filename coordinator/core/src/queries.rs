@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use tenure_model::{Epoch, GroupEpoch, GroupId, Index, MemberId, Partition, TopicName};
+use tenure_model::{Epoch, GroupEpoch, GroupId, Index, MemberId, NextOffset, Partition, TopicName};
 
-use crate::command::{GrantRef, MemberRef};
+use crate::command::{AcknowledgePrepared, GrantRef, MemberRef};
 use crate::state::{Away, Committed, Group, Member, PartitionState, Silence};
 use crate::{Event, Rejection, State};
 
@@ -16,6 +16,20 @@ pub struct Assignment {
     pub version: Index,
     /// Sorted by partition.
     pub partitions: Vec<Assigned>,
+    /// What it is to prepare for; sorted by partition.
+    pub preparing: Vec<Preparing>,
+}
+
+/// A partition that a member is to get, as it may know of it before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preparing {
+    pub partition: Partition,
+    pub topic: TopicName,
+    /// Who owns it now.
+    pub owner: Option<MemberId>,
+    pub home_initialised: bool,
+    /// The offset that is committed now; the resume point will be there or further on.
+    pub committed: Option<NextOffset>,
 }
 
 /// One grant, as its owner needs it.
@@ -174,7 +188,46 @@ impl State {
                 })
             })
             .collect();
-        Ok(Assignment { version: record.assignment_version, partitions })
+        let preparing = group.derived.preparing.get(member).into_iter().flatten();
+        let preparing = preparing
+            .filter_map(|partition| {
+                let state = group.partitions.get(partition)?;
+                Some(Preparing {
+                    partition: *partition,
+                    topic: group.topics.get(&partition.topic_id)?.name.clone(),
+                    owner: state.ownership.owner().cloned(),
+                    home_initialised: state.home_initialised,
+                    committed: state.committed.as_ref().map(|committed| committed.next_offset),
+                })
+            })
+            .collect();
+        Ok(Assignment { version: record.assignment_version, partitions, preparing })
+    }
+
+    /// The member whose preparation for `partition` a move waits for.
+    #[must_use]
+    pub fn preparing(&self, id: &GroupId, partition: Partition) -> Option<&MemberId> {
+        let state = self.groups.get(id)?.partitions.get(&partition)?;
+        let preparation = state.preparation.as_ref().filter(|found| !found.ready)?;
+        Some(&preparation.member)
+    }
+
+    /// Preparations that moves wait for.
+    pub fn preparations(&self) -> impl Iterator<Item = AcknowledgePrepared> {
+        self.groups.iter().flat_map(|(id, group)| {
+            let lines = group.derived.preparing.iter();
+            let lines = lines.flat_map(|(member, partitions)| {
+                partitions.iter().map(move |partition| (member, *partition))
+            });
+            lines.filter_map(move |(member, partition)| {
+                let preparation = group.partitions.get(&partition)?.preparation.as_ref()?;
+                (!preparation.ready).then(|| AcknowledgePrepared {
+                    group: id.clone(),
+                    member: member.clone(),
+                    partition,
+                })
+            })
+        })
     }
 
     /// The offset committed for `partition`; nothing when there is none yet.
@@ -201,6 +254,8 @@ impl State {
                 }
                 Event::MemberLeft { group, member, .. }
                 | Event::MemberExpired { group, member }
+                | Event::PreparationBegun { group, member, .. }
+                | Event::PreparationCalledOff { group, member, .. }
                 | Event::MemberAway { group, member, .. }
                 | Event::PartitionGranted { group, member, .. }
                 | Event::PartitionRevoked { group, member, .. }
@@ -218,6 +273,7 @@ impl State {
                 | Event::TargetConfirmed { .. }
                 | Event::PartitionPinned { .. }
                 | Event::PinsLifted { .. }
+                | Event::PreparationReady { .. }
                 | Event::PartitionAcquired { .. }
                 | Event::PartitionHeldBack { .. }
                 | Event::HoldLifted { .. }

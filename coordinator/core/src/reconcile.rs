@@ -7,6 +7,7 @@
 //! | a               | a             | nothing                                                      |
 //! | a               | none          | revoke                                                       |
 //! | a               | m             | revoke; wait while m may not own it, is away, or is full     |
+//! | a, acquired     | m, prepares   | tell m to prepare, and revoke once it is ready               |
 //! | a, revoking     | anything      | wait for the release, even where the target is a again        |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,7 @@ impl State {
             let mut rooms = Rooms::new(group);
             if dirty.all || (dirty.promises && group.has_caps()) {
                 for partition in group.partitions.keys() {
+                    steps.extend(call_off(id, group, *partition));
                     steps.extend(step(id, group, *partition, &mut rooms, &mut counter));
                 }
                 continue;
@@ -46,6 +48,7 @@ impl State {
                 partitions.extend(group.derived.waiting.get(member).into_iter().flatten());
             }
             for partition in partitions {
+                steps.extend(call_off(id, group, partition));
                 steps.extend(step(id, group, partition, &mut rooms, &mut counter));
             }
         }
@@ -65,6 +68,10 @@ impl State {
 }
 
 impl Group {
+    fn prepares(&self, member: &MemberId) -> bool {
+        self.members.get(member).is_some_and(|record| record.prepares)
+    }
+
     fn has_caps(&self) -> bool {
         self.members.values().any(|member| member.partitions_max.is_some())
     }
@@ -85,7 +92,8 @@ fn dirty(events: &[Event]) -> BTreeMap<&GroupId, Dirty<'_>> {
                 dirty.partitions.insert(*partition);
                 dirty.members.insert(member);
             }
-            Event::HoldLifted { group, partition } => {
+            Event::HoldLifted { group, partition }
+            | Event::PreparationReady { group, partition, .. } => {
                 dirty.entry(group).or_default().partitions.insert(*partition);
             }
             Event::MemberJoined(joined) | Event::MemberUpdated(joined) => {
@@ -105,6 +113,8 @@ fn dirty(events: &[Event]) -> BTreeMap<&GroupId, Dirty<'_>> {
             | Event::GroupEpochRaised { .. }
             | Event::TargetConfirmed { .. }
             | Event::PinsLifted { .. }
+            | Event::PreparationBegun { .. }
+            | Event::PreparationCalledOff { .. }
             | Event::PartitionGranted { .. }
             | Event::PartitionAcquired { .. }
             | Event::PartitionRevoked { .. }
@@ -144,9 +154,22 @@ fn step(
             })
         }
         (Ownership::Held { member: owner, .. }, None) => revoke(id, group, partition, owner),
-        (Ownership::Held { member: owner, .. }, Some(next)) if owner != next => {
+        (Ownership::Held { member: owner, acquired }, Some(next)) if owner != next => {
             if !group.may_be_granted(next, partition) || !rooms.has_room(next) {
                 return None;
+            }
+            let preparation = state.preparation.as_ref().filter(|found| found.member == *next);
+            match preparation {
+                Some(preparation) if !preparation.ready => return None,
+                // An owner that does not run yet has nothing to go on with meanwhile.
+                None if *acquired && group.prepares(next) => {
+                    return Some(Event::PreparationBegun {
+                        group: id.clone(),
+                        partition,
+                        member: next.clone(),
+                    });
+                }
+                Some(_) | None => {}
             }
             rooms.take(next);
             revoke(id, group, partition, owner)
@@ -155,6 +178,16 @@ fn step(
         | (Ownership::Held { .. }, Some(_))
         | (Ownership::Revoking { .. }, _) => None,
     }
+}
+
+/// Ends a preparation by a member that the target does not name any more.
+fn call_off(id: &GroupId, group: &Group, partition: Partition) -> Option<Event> {
+    let preparation = group.partitions.get(&partition)?.preparation.as_ref()?;
+    if group.target.get(&partition) == Some(&preparation.member) {
+        return None;
+    }
+    let member = preparation.member.clone();
+    Some(Event::PreparationCalledOff { group: id.clone(), partition, member })
 }
 
 fn revoke(id: &GroupId, group: &Group, partition: Partition, owner: &MemberId) -> Option<Event> {

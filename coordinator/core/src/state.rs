@@ -55,6 +55,8 @@ pub struct Derived {
     /// Held, not yet acquired.
     pub acquiring: BTreeSet<Partition>,
     pub held_back: BTreeSet<Partition>,
+    /// Partitions by the member that prepares for them.
+    pub preparing: BTreeMap<MemberId, BTreeSet<Partition>>,
     /// Partitions by the member that the target names and that does not own them.
     pub waiting: BTreeMap<MemberId, BTreeSet<Partition>>,
 }
@@ -69,6 +71,10 @@ pub struct Member {
     pub heartbeat_interval_ms: u64,
     pub client: String,
     pub partitions_max: Option<u32>,
+    /// It is told ahead of partitions that it is to get, and its moves wait for it.
+    pub prepares: bool,
+    /// Share of partitions relative to others.
+    pub weight: u32,
     pub draining: bool,
     pub joined_at: Timestamp,
     /// Index of the last entry that changed what this member owns.
@@ -132,6 +138,8 @@ pub struct PartitionState {
     pub past: Option<Box<PastGrants>>,
     /// Boxed because hardly any partition has one.
     pub trouble: Option<Box<Trouble>>,
+    /// The member that prepares for it: always the one that the target names. Until the grant.
+    pub preparation: Option<Box<Preparation>>,
 }
 
 /// Who may write to a partition.
@@ -169,6 +177,8 @@ pub struct Committed {
     pub epoch: Epoch,
     pub sequence: CommitSequence,
     pub metadata: Vec<u8>,
+    /// The last rewind that was applied.
+    pub rewind: Option<RequestId>,
 }
 
 /// Failed acquires since the last one that succeeded.
@@ -180,6 +190,22 @@ pub struct Trouble {
     pub error: String,
     /// No grant while set; the raft leader lifts it after a back-off.
     pub held_back: bool,
+}
+
+/// A member that prepares for a partition which another still owns.
+///
+/// | from    | event      | to    |
+/// |---------|------------|-------|
+/// | none    | begun      | begun |
+/// | begun   | ready      | ready |
+/// | any     | called off | none  |
+/// | any     | granted    | none  |
+///
+/// Only a ready one lets the owner be asked; the deadline makes it ready too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preparation {
+    pub member: MemberId,
+    pub ready: bool,
 }
 
 /// One thing that an operator did.
@@ -258,6 +284,14 @@ impl Group {
         if state.is_held_back() {
             self.derived.held_back.remove(&partition);
         }
+        if let Some(preparation) = &state.preparation
+            && let Some(preparing) = self.derived.preparing.get_mut(&preparation.member)
+        {
+            preparing.remove(&partition);
+            if preparing.is_empty() {
+                self.derived.preparing.remove(&preparation.member);
+            }
+        }
         if let Some(member) = self.target.get(&partition)
             && state.ownership.owner() != Some(member)
             && let Some(waiting) = self.derived.waiting.get_mut(member)
@@ -282,6 +316,10 @@ impl Group {
         }
         if state.is_held_back() {
             self.derived.held_back.insert(partition);
+        }
+        if let Some(preparation) = &state.preparation {
+            let member = preparation.member.clone();
+            self.derived.preparing.entry(member).or_default().insert(partition);
         }
         if let Some(member) = self.target.get(&partition)
             && state.ownership.owner() != Some(member)

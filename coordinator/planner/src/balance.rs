@@ -5,9 +5,25 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
+use tenure_model::limits::WEIGHT_MAX;
 use tenure_model::{MemberId, Partition, PartitionIndex, TopicId, TopicName};
 
-use crate::Input;
+use crate::{Input, Member};
+
+/// A common multiple of all weights, so that shares compare exactly.
+const UNITS: u64 = 232_792_560;
+
+const _: () = {
+    let mut weight = 1;
+    while weight <= WEIGHT_MAX as u64 {
+        assert!(UNITS.is_multiple_of(weight), "every weight divides the unit");
+        weight += 1;
+    }
+};
+
+fn weight_of(member: &Member) -> u32 {
+    member.weight.clamp(1, WEIGHT_MAX)
+}
 
 /// Position of a member in the sorted list of members that may take something.
 type MemberAt = usize;
@@ -27,6 +43,8 @@ pub(crate) struct Plan<'a> {
     input: &'a Input,
     members: Vec<&'a MemberId>,
     caps: Vec<usize>,
+    /// What one partition counts with each member: less with one of more weight.
+    units: Vec<u64>,
     loads: Vec<usize>,
     /// Who may take the partitions of a kind, sorted.
     kinds: Vec<Vec<MemberAt>>,
@@ -45,6 +63,7 @@ impl<'a> Plan<'a> {
         let caps = able()
             .map(|(_, member)| member.partitions_max.map_or(usize::MAX, |max| max as usize))
             .collect();
+        let units = able().map(|(_, member)| UNITS / u64::from(weight_of(member))).collect();
         let mut subscribers: BTreeMap<&TopicName, Vec<MemberAt>> = BTreeMap::new();
         for (at, (_, member)) in able().enumerate() {
             for topic in &member.topics {
@@ -56,6 +75,7 @@ impl<'a> Plan<'a> {
             input,
             members,
             caps,
+            units,
             loads: vec![0; count],
             kinds: Vec::new(),
             kind_of: BTreeMap::new(),
@@ -164,7 +184,7 @@ impl<'a> Plan<'a> {
                 self.put(partition, at);
             } else if hopeless.contains(&kind) {
                 refused.push(partition);
-            } else if let Some(path) = self.chain(&self.kinds[kind], usize::MAX) {
+            } else if let Some(path) = self.chain(&self.kinds[kind], u64::MAX) {
                 self.shift(&path);
                 self.put(partition, path[0]);
             } else {
@@ -197,35 +217,44 @@ impl<'a> Plan<'a> {
             .iter()
             .copied()
             .filter(|at| self.has_room(*at))
-            .min_by_key(|at| (self.loads[*at], self.topic_count(*at, partition.topic_id), *at))
+            .min_by_key(|at| (self.growth(*at), self.topic_count(*at, partition.topic_id), *at))
+    }
+
+    /// What one more partition adds to the sum of squared loads over weights, in a common unit.
+    fn growth(&self, at: MemberAt) -> u64 {
+        (2 * self.loads[at] as u64 + 1) * self.units[at]
+    }
+
+    /// What one partition less takes off that sum; 0 where there is none.
+    fn relief(&self, at: MemberAt) -> u64 {
+        (2 * self.loads[at] as u64).saturating_sub(1) * self.units[at]
     }
 
     fn topic_count(&self, at: MemberAt, topic_id: TopicId) -> usize {
         self.topic_counts[at].get(&topic_id).copied().unwrap_or(0)
     }
 
-    /// Moves along chains until none closes a gap of 2 or more. Each chain lowers the sum of squared loads, so it ends.
+    /// Moves along chains until none makes it more even: with equal weights, until none closes a gap of 2 or more. Each
+    /// chain lowers the sum of squared loads over weights, so it ends.
     ///
     /// Who finds no chain once need not be asked again: a later chain runs only over members that it cannot reach, or
     /// its end would have been reachable too.
     fn balance(&mut self) {
-        let mut by_load: BTreeSet<(usize, MemberAt)> =
-            self.loads.iter().copied().zip(0..).collect();
-        while let Some((load, from)) = by_load.pop_last() {
-            let Some(path) = load.checked_sub(2).and_then(|most| self.chain(&[from], most)) else {
-                continue;
-            };
-            self.shift(&path);
+        let mut by_relief: BTreeSet<(u64, MemberAt)> =
+            (0..self.loads.len()).map(|at| (self.relief(at), at)).collect();
+        while let Some((relief, from)) = by_relief.pop_last() {
+            let Some(path) = self.chain(&[from], relief) else { continue };
             let to = path[path.len() - 1];
-            by_load.remove(&(self.loads[to] - 1, to));
-            by_load.insert((self.loads[to], to));
-            by_load.insert((self.loads[from], from));
+            by_relief.remove(&(self.relief(to), to));
+            self.shift(&path);
+            by_relief.insert((self.relief(to), to));
+            by_relief.insert((self.relief(from), from));
         }
     }
 
-    /// Shortest way from one of `starts` to a member with room and at most `load_max`, the least loaded of the nearest.
-    /// With one start, that member itself is no end.
-    fn chain(&self, starts: &[MemberAt], load_max: usize) -> Option<Vec<MemberAt>> {
+    /// Shortest way from one of `starts` to a member with room that grows by less than `below`, the least loaded of the
+    /// nearest. With one start, that member itself is no end.
+    fn chain(&self, starts: &[MemberAt], below: u64) -> Option<Vec<MemberAt>> {
         let mut before: Vec<Option<MemberAt>> = vec![None; self.members.len()];
         let mut seen = vec![false; self.members.len()];
         let mut seen_kinds = vec![false; self.kinds.len()];
@@ -247,8 +276,8 @@ impl<'a> Plan<'a> {
                         }
                         before[*to] = Some(at);
                         next.push_back(*to);
-                        let ends = self.has_room(*to) && self.loads[*to] <= load_max;
-                        if ends && best.is_none_or(|best| self.loads[*to] < self.loads[best]) {
+                        let ends = self.has_room(*to) && self.growth(*to) < below;
+                        if ends && best.is_none_or(|best| self.growth(*to) < self.growth(best)) {
                             best = Some(*to);
                         }
                     }

@@ -5,7 +5,7 @@
 //! 1. Every partition that some member may take and has room for has exactly one owner, who subscribes to its topic,
 //!    is not draining and is within its cap. Pins hold.
 //! 2. Loads are as even as subscriptions, pins and caps allow: no chain of moves narrows a gap of 2 or more. Members
-//!    with equal subscriptions differ by at most 1.
+//!    with equal subscriptions and weights differ by at most 1; with other weights, no move brings loads nearer to them.
 //! 3. Few moves: who owns a partition keeps it unless 1 or 2 need it. Planning again on a plan moves nothing.
 //!
 //! Totals are promised, evenness within each topic is not: it is preferred wherever a partition moves anyway.
@@ -24,6 +24,8 @@ pub struct Member {
     pub topics: BTreeSet<TopicName>,
     /// Largest number of partitions this member takes.
     pub partitions_max: Option<u32>,
+    /// Share relative to others, 1 to `WEIGHT_MAX`: one of weight 2 gets twice as many as one of weight 1.
+    pub weight: u32,
     /// Gets nothing.
     pub draining: bool,
 }

@@ -25,7 +25,7 @@ fn partition_of(text: &str) -> Partition {
     partition(topic, index.parse().unwrap())
 }
 
-/// Reads an input: `topic NAME COUNT`, `member NAME TOPICS [cap N] [draining]`, `owns NAME PARTITIONS`,
+/// Reads an input: `topic NAME COUNT`, `member NAME TOPICS [cap N] [weight N] [draining]`, `owns NAME PARTITIONS`,
 /// `pin PARTITION NAME`, `avoid PARTITION NAMES`. `a/0..3` are the partitions 0 to 2 of a.
 fn input(script: &str) -> Input {
     let mut input = Input::default();
@@ -44,7 +44,11 @@ fn input(script: &str) -> Input {
                 let cap = rest.iter().position(|word| *word == "cap");
                 let partitions_max = cap.map(|at| rest[at + 1].parse().unwrap());
                 let draining = rest.contains(&"draining");
-                input.members.insert(member(name), Member { topics, partitions_max, draining });
+                let weight = rest.iter().position(|word| *word == "weight");
+                let weight = weight.map_or(1, |at| rest[at + 1].parse().unwrap());
+                input
+                    .members
+                    .insert(member(name), Member { topics, partitions_max, weight, draining });
             }
             ["owns", name, partitions @ ..] => {
                 for text in partitions {
@@ -274,6 +278,7 @@ fn disjoint_member_sets_settle_after_each_of_25_joins_a08() {
         let joined = Member {
             topics: BTreeSet::from([TopicName::new(topic).unwrap()]),
             partitions_max: None,
+            weight: 1,
             draining: false,
         };
         input.members.insert(member(&format!("client-{at:02}")), joined);
@@ -552,9 +557,10 @@ fn any_input(shape: Shape) -> impl Strategy<Value = Input> {
                     .filter(|topic| wants & (1 << topic) != 0)
                     .map(|topic| TopicName::new(&format!("t{topic}")).unwrap())
                     .collect();
-                built
-                    .members
-                    .insert(member(&format!("m{id}")), Member { topics, partitions_max, draining });
+                built.members.insert(
+                    member(&format!("m{id}")),
+                    Member { topics, partitions_max, weight: 1, draining },
+                );
             }
             built.current = current.iter().map(|line| (at(line), who(line))).collect();
             built.pins = pins.iter().map(|line| (at(line), who(line))).collect();
@@ -659,7 +665,7 @@ proptest! {
                 .filter(|topic| wants & (1 << topic) != 0)
                 .map(|topic| TopicName::new(&format!("t{topic}")).unwrap())
                 .collect();
-            let joined = Member { topics, partitions_max: None, draining: false };
+            let joined = Member { topics, partitions_max: None, weight: 1, draining: false };
             input.members.insert(member(&format!("m{at}")), joined);
         }
         let partitions = ["t0/0", "t0/1", "t1/0", "t1/1", "t2/0", "t3/0"];
@@ -719,4 +725,50 @@ fn plan_of_15000_partitions_and_one_of_100_members_end_a09() {
     }
     let input = input(&script);
     assert_eq!(loads(&input, &plan(&input)), [100; 100]);
+}
+
+#[test]
+fn loads_follow_weights_as_near_as_whole_partitions_can() {
+    check("topic t 12\nmember a t weight 2\nmember b t", "loads 8 4; moved 0");
+    check(
+        "topic t 12\nmember a t weight 3\nmember b t weight 2\nmember c t",
+        "loads 6 4 2; moved 0",
+    );
+    check("topic t 1\nmember a t\nmember b t weight 20", "loads 0 1; moved 0");
+    // From even loads, no more moves than it takes.
+    check(
+        "
+        topic t 12
+        member a t weight 2
+        member b t
+        owns a t/0..6
+        owns b t/6..12
+        ",
+        "loads 8 4; moved 2",
+    );
+    check("topic t 12\nmember a t weight 2 cap 5\nmember b t", "loads 5 7; moved 0");
+}
+
+#[test]
+fn no_move_brings_weighted_loads_nearer_to_their_shares() {
+    for count in [1, 5, 17, 40] {
+        for weights in [[1, 1, 1], [1, 2, 3], [5, 1, 20], [7, 7, 2]] {
+            let [a, b, c] = weights;
+            let text = format!(
+                "topic t {count}\nmember a t weight {a}\nmember b t weight {b}\nmember c t weight {c}"
+            );
+            let input = input(&text);
+            let target = plan(&input);
+            let loads: Vec<u64> =
+                loads(&input, &target).into_iter().map(|load| load as u64).collect();
+            assert_eq!(loads.iter().sum::<u64>(), count);
+            for from in 0..3 {
+                for to in (0..3).filter(|to| *to != from && loads[from] > 0) {
+                    let relief = (2 * loads[from] - 1) * weights[to];
+                    let growth = (2 * loads[to] + 1) * weights[from];
+                    assert!(relief <= growth, "{loads:?} for {weights:?}");
+                }
+            }
+        }
+    }
 }

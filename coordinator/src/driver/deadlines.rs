@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_core::State;
-use tenure_core::command::{GrantRef, MemberRef};
+use tenure_core::command::{AcknowledgePrepared, GrantRef, MemberRef};
 use tenure_model::{Epoch, GroupId, Index, MemberId, Partition, Takeover, Tick};
 
 use crate::settings::NodeSettings;
@@ -16,6 +16,7 @@ use crate::settings::NodeSettings;
 pub struct Lengths {
     pub drain: Duration,
     pub acquire: Duration,
+    pub prepare: Duration,
     /// Back-off after the first failed acquire; doubles with each one in a row.
     pub hold: Duration,
     pub hold_max: Duration,
@@ -29,6 +30,7 @@ impl From<&NodeSettings> for Lengths {
         Self {
             drain: Duration::from_millis(deadlines.drain_deadline_ms),
             acquire: Duration::from_millis(deadlines.acquire_deadline_ms),
+            prepare: Duration::from_millis(deadlines.prepare_deadline_ms),
             hold: Duration::from_millis(deadlines.hold_ms),
             hold_max: Duration::from_millis(deadlines.hold_max_ms),
             clock_drift_max: Duration::from_millis(settings.lease.clock_drift_max_ms),
@@ -41,6 +43,7 @@ impl From<&NodeSettings> for Lengths {
 pub struct Due {
     pub drains: Vec<GrantRef>,
     pub acquires: Vec<GrantRef>,
+    pub preparations: Vec<AcknowledgePrepared>,
     pub holds: Vec<(GroupId, Partition)>,
     /// Static members that did not return in time.
     pub returns: Vec<MemberRef>,
@@ -52,6 +55,7 @@ pub struct Timers {
     lengths: Lengths,
     drains: BTreeMap<GrantRef, Tick>,
     acquires: BTreeMap<GrantRef, Tick>,
+    preparations: BTreeMap<(GroupId, Partition), (MemberId, Tick)>,
     holds: BTreeMap<(GroupId, Partition), (Index, Tick)>,
     returns: BTreeMap<MemberRef, Tick>,
 }
@@ -62,6 +66,7 @@ impl Timers {
             lengths,
             drains: BTreeMap::new(),
             acquires: BTreeMap::new(),
+            preparations: BTreeMap::new(),
             holds: BTreeMap::new(),
             returns: BTreeMap::new(),
         }
@@ -77,7 +82,14 @@ impl Timers {
     ) {
         let drain = take_of(&mut self.drains, group, partition);
         let acquire = take_of(&mut self.acquires, group, partition);
-        let hold = self.holds.remove(&(group.clone(), partition));
+        let key = (group.clone(), partition);
+        let hold = self.holds.remove(&key);
+        let preparation = self.preparations.remove(&key);
+        if let Some(member) = state.preparing(group, partition) {
+            let known = preparation.filter(|(known, _)| known == member).map(|(_, at)| at);
+            let at = known.unwrap_or_else(|| now.after(self.lengths.prepare));
+            self.preparations.insert(key, (member.clone(), at));
+        }
         if let Some((grant, owner)) = state.revoking(group, partition) {
             let known = drain.filter(|(known, _)| *known == grant).map(|(_, at)| at);
             let at = known.unwrap_or_else(|| now.after(self.drain_length(state, group, owner)));
@@ -114,6 +126,14 @@ impl Timers {
             acquires.insert(grant, at);
         }
         self.acquires = acquires;
+        let mut preparations = BTreeMap::new();
+        for AcknowledgePrepared { group, member, partition } in state.preparations() {
+            let key = (group, partition);
+            let known = self.preparations.remove(&key).filter(|(known, _)| *known == member);
+            let at = known.map_or_else(|| now.after(self.lengths.prepare), |(_, at)| at);
+            preparations.insert(key, (member, at));
+        }
+        self.preparations = preparations;
         let mut holds = BTreeMap::new();
         for hold in state.holds() {
             let key = (hold.group, hold.partition);
@@ -163,6 +183,16 @@ impl Timers {
         Due {
             drains: grants(&self.drains),
             acquires: grants(&self.acquires),
+            preparations: self
+                .preparations
+                .iter()
+                .filter(|(_, (_, at))| *at <= now)
+                .map(|((group, partition), (member, _))| AcknowledgePrepared {
+                    group: group.clone(),
+                    member: member.clone(),
+                    partition: *partition,
+                })
+                .collect(),
             holds: self
                 .holds
                 .iter()
@@ -183,11 +213,23 @@ impl Timers {
         self.drains.get(grant).map(|at| at.since(from))
     }
 
+    /// What remains of a prepare deadline, seen from `from`; nothing when no move waits for it.
+    pub fn prepare_remaining(
+        &self,
+        preparation: &AcknowledgePrepared,
+        from: Tick,
+    ) -> Option<Duration> {
+        let key = (preparation.group.clone(), preparation.partition);
+        let (member, at) = self.preparations.get(&key)?;
+        (*member == preparation.member).then(|| at.since(from))
+    }
+
     /// The raft leader's loop stood still for `gap`: all deadlines move by it.
     pub fn add_gap(&mut self, gap: Duration) {
         let holds = self.holds.values_mut().map(|(_, at)| at);
+        let preparations = self.preparations.values_mut().map(|(_, at)| at);
         let drains = self.drains.values_mut().chain(self.acquires.values_mut());
-        for at in drains.chain(self.returns.values_mut()).chain(holds) {
+        for at in drains.chain(self.returns.values_mut()).chain(preparations).chain(holds) {
             *at = at.after(gap);
         }
     }
@@ -225,6 +267,7 @@ mod tests {
         Lengths {
             drain: Duration::from_secs(30),
             acquire: Duration::from_secs(20),
+            prepare: Duration::from_secs(10),
             hold: Duration::from_secs(1),
             hold_max: Duration::from_secs(60),
             clock_drift_max: Duration::from_millis(500),
@@ -261,6 +304,8 @@ mod tests {
                         partition_count: 1,
                     }],
                     rejoin: None,
+                    prepares: false,
+                    weight: 1,
                 }));
             }
             rig
@@ -371,6 +416,8 @@ mod tests {
             partitions_max: None,
             report: vec![],
             rejoin: None,
+            prepares: false,
+            weight: 1,
         }));
         rig.apply(Command::LeaveGroup(LeaveGroup {
             group: group(),

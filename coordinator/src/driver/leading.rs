@@ -36,6 +36,7 @@ pub enum Lane {
     Hear,
     TakeBackDrained,
     TakeBackUnacquired,
+    EndPreparations,
     TakeBackUnserved,
     LiftHolds,
 }
@@ -147,6 +148,7 @@ impl Reign {
                 (
                     Lane::TakeBackDrained
                     | Lane::TakeBackUnacquired
+                    | Lane::EndPreparations
                     | Lane::TakeBackUnserved
                     | Lane::LiftHolds,
                     Ok(()),
@@ -207,7 +209,8 @@ fn due(reign: &Reign, now: Tick) -> Vec<Proposal> {
     if !members.is_empty() {
         add(Lane::Hear, members.clone(), Command::MarkMembersHeard { term, members });
     }
-    let Due { mut drains, mut acquires, mut holds, returns: mut members } = reign.timers.due(now);
+    let Due { mut drains, mut acquires, mut preparations, mut holds, returns: mut members } =
+        reign.timers.due(now);
     members.truncate(LINES_MAX);
     if !members.is_empty() {
         add(Lane::EndPlaces, members.clone(), Command::ExpireMembers { term, members });
@@ -220,6 +223,11 @@ fn due(reign: &Reign, now: Tick) -> Vec<Proposal> {
     if !acquires.is_empty() {
         let command = Command::ExpireAcquisitions { term, grants: acquires };
         add(Lane::TakeBackUnacquired, vec![], command);
+    }
+    preparations.truncate(LINES_MAX);
+    if !preparations.is_empty() {
+        let command = Command::ExpirePreparations { term, preparations };
+        add(Lane::EndPreparations, vec![], command);
     }
     let mut unserved = reign.unserved.due(now);
     unserved.truncate(LINES_MAX);

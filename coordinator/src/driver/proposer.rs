@@ -155,9 +155,12 @@ fn weight(command: &Command) -> usize {
         Command::ExpireRevocations { grants, .. }
         | Command::ExpireAcquisitions { grants, .. }
         | Command::TakeBackUnserved { grants, .. } => grants.len() * MEMBER,
+        Command::ExpirePreparations { preparations, .. } => preparations.len() * MEMBER,
         Command::LiftHolds { partitions, .. } => partitions.len() * MEMBER,
         Command::RebalanceGroup(rebalance) => rebalance.target.len() * MEMBER,
+        Command::RewindOffset(rewind) => LINE + rewind.commit.metadata.len(),
         Command::AcknowledgeAcquired(_)
+        | Command::AcknowledgePrepared(_)
         | Command::MovePartition(_)
         | Command::DrainMember(_)
         | Command::RaiseEpochFloor { .. }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::command::{GrantRef, MemberRef};
+use tenure_core::command::{AcknowledgePrepared, GrantRef, MemberRef};
 use tenure_core::event::MemberJoined;
+use tenure_core::queries::Preparing;
 use tenure_core::{Event, State};
-use tenure_model::{Epoch, ErrorCode, GroupId, Index, MemberId, Partition, Term, Tick};
+use tenure_model::{Epoch, ErrorCode, GroupId, Index, MemberId, NextOffset, Partition, Term, Tick};
 use tenure_proto::v1;
 use tenure_proto::v1::session_down::Down;
 
@@ -20,7 +21,10 @@ use super::settle::Settling;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
 use crate::machine::GroupMachine;
 use crate::settings::NodeSettings;
-use crate::soft::{Beat, Beats, Held};
+use crate::soft::{Beat, Beats, Held, Phase};
+
+/// Grants of one entry that are logged one by one; a whole group's are said as a count.
+const GRANTS_LOGGED_MAX: usize = 32;
 
 /// What a member waits to hear, once leadership was confirmed after `receipt`.
 #[derive(Clone, Copy, Debug)]
@@ -147,8 +151,20 @@ impl Reign {
         if index <= self.built_at {
             return;
         }
+        let mut granted = 0_usize;
         for event in events {
+            if let Event::PartitionGranted { group, partition, member, epoch } = event {
+                granted += 1;
+                if granted <= GRANTS_LOGGED_MAX {
+                    tracing::info!(
+                        %group, %partition, %member, %epoch, handoff = %index, "partition granted"
+                    );
+                }
+            }
             self.follow_event(event, now);
+        }
+        if granted > GRANTS_LOGGED_MAX {
+            tracing::info!(count = granted, handoff = %index, "partitions granted, not all named");
         }
     }
 
@@ -183,7 +199,10 @@ impl Reign {
                     self.heard_again(&member);
                 }
             }
-            Event::PartitionGranted { group, partition, member, .. }
+            Event::PreparationBegun { group, partition, member }
+            | Event::PreparationReady { group, partition, member }
+            | Event::PreparationCalledOff { group, partition, member }
+            | Event::PartitionGranted { group, partition, member, .. }
             | Event::PartitionRevoked { group, partition, member, .. }
             | Event::PartitionReleased { group, partition, member, .. } => {
                 self.touched.insert((group.clone(), member.clone()));
@@ -390,7 +409,7 @@ impl Reign {
             return None;
         }
         let assignment = state.assignment(&named.group, &named.member).ok()?;
-        Some(assignment_to_wire(&assignment, |assigned| {
+        let mut wire = assignment_to_wire(&assignment, |assigned| {
             let grant = GrantRef {
                 group: named.group.clone(),
                 partition: assigned.partition,
@@ -400,7 +419,36 @@ impl Reign {
             let full = Duration::from_millis(self.settings.deadlines.drain_deadline_ms);
             let remaining = self.timers.drain_remaining(&grant, from).unwrap_or(full);
             u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)
-        }))
+        });
+        let preparing = assignment.preparing.iter();
+        wire.preparing =
+            preparing.map(|preparing| self.preparing(named, preparing, from)).collect();
+        Some(wire)
+    }
+
+    /// What a member is to prepare for, with what is known of it at this moment.
+    fn preparing(&self, named: &MemberRef, preparing: &Preparing, from: Tick) -> v1::Preparing {
+        let preparation = AcknowledgePrepared {
+            group: named.group.clone(),
+            member: named.member.clone(),
+            partition: preparing.partition,
+        };
+        // Without a timer the move does not wait for it any more.
+        let remaining = self.timers.prepare_remaining(&preparation, from).unwrap_or_default();
+        let owner = preparing.owner.clone();
+        let beat = owner.and_then(|owner| self.beats.get(&(named.group.clone(), owner)));
+        let position = beat.and_then(|beat| {
+            let held = beat.held.iter().find(|held| held.partition == preparing.partition)?;
+            (held.phase == Phase::Running).then_some(held.position)
+        });
+        let committed = preparing.committed.map(NextOffset::get);
+        v1::Preparing {
+            partition: Some(tenure_proto::convert::partition_to_wire(preparing.partition)),
+            topic: preparing.topic.to_string(),
+            home_initialised: preparing.home_initialised,
+            next_offset: position.max(committed),
+            remaining_ms: u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX),
+        }
     }
 
     /// The log says that `member` was heard, or never said that it was silent: it may be answered.

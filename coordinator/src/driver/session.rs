@@ -112,5 +112,9 @@ pub fn assignment_to_wire(
         // Set at the stream, see `grpc::signing`.
         token: String::new(),
     });
-    v1::Assignment { version: assignment.version.0, partitions: partitions.collect() }
+    v1::Assignment {
+        version: assignment.version.0,
+        partitions: partitions.collect(),
+        preparing: vec![],
+    }
 }

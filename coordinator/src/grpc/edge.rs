@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 
 use tenure_core::command::{
-    AcknowledgeAcquired, CommitOffsets, JoinGroup, LeaveGroup, MemberRef, OffsetCommit,
-    OperatorContext, Release, ReleasePartitions, ReleaseReason, ReportTopics, TopicReport,
+    AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, JoinGroup, LeaveGroup, MemberRef,
+    OffsetCommit, OperatorContext, Release, ReleasePartitions, ReleaseReason, ReportTopics,
+    RewindOffset, TopicReport,
 };
 use tenure_model::limits::{
     ERROR_TEXT_BYTES_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX,
     REQUEST_PARTITIONS_MAX, RETURNING_WITHIN_MS_MAX, SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX,
-    TOPICS_MAX,
+    TOPICS_MAX, WEIGHT_MAX,
 };
 use tenure_model::{
     CommitSequence, Epoch, GroupId, LeaseSettings, MemberEpoch, MemberId, Partition, RequestId,
@@ -37,8 +38,8 @@ pub fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malfo
         }
     }
     let (ttl_ms, heartbeat_interval_ms) = lease_lengths(wire, defaults)?;
-    if wire.weight > 1 {
-        let problem = format!("is {}: leave it out, or give 1", wire.weight);
+    if wire.weight > WEIGHT_MAX {
+        let problem = format!("is {}: use 1 to {WEIGHT_MAX}, or leave it out", wire.weight);
         return Err(Malformed::new("join.weight", problem));
     }
     Ok(JoinGroup {
@@ -56,6 +57,8 @@ pub fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malfo
         partitions_max: (wire.partitions_max != 0).then_some(wire.partitions_max),
         report: reports("join.report", &wire.report)?,
         rejoin: (wire.member_epoch != 0).then_some(MemberEpoch(wire.member_epoch)),
+        prepares: wire.prepares,
+        weight: wire.weight.max(1),
     })
 }
 
@@ -136,6 +139,16 @@ pub fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
             })
         })
         .collect()
+}
+
+/// Reads the word that a member is prepared.
+pub fn prepared(member: &MemberRef, wire: &v1::Prepared) -> Result<AcknowledgePrepared, Malformed> {
+    at_most("prepared.error", wire.error.len(), ERROR_TEXT_BYTES_MAX)?;
+    Ok(AcknowledgePrepared {
+        group: member.group.clone(),
+        member: member.member.clone(),
+        partition: partition("prepared.partition", wire.partition.as_ref())?,
+    })
 }
 
 /// Reads the word that a grant was acquired.
@@ -233,6 +246,16 @@ pub fn commit(wire: v1::CommitRequest) -> Result<CommitOffsets, Malformed> {
         })
     });
     Ok(CommitOffsets { group, member, commits: commits.collect::<Result<_, Malformed>>()? })
+}
+
+/// Reads a rewind of one offset.
+pub fn rewind(wire: v1::RewindRequest) -> Result<RewindOffset, Malformed> {
+    let v1::RewindRequest { group, member, commit, request } = wire;
+    let one = v1::CommitRequest { group, member, commits: commit.into_iter().collect() };
+    let CommitOffsets { group, member, commits } = self::commit(one)?;
+    let commit = commits.into_iter().next();
+    let commit = commit.ok_or_else(|| Malformed::new("commit", "is missing: name the offset"))?;
+    Ok(RewindOffset { group, member, commit, request: name("request", &request)? })
 }
 
 /// Reads a fetch: the group, and the partitions; none means all.

@@ -109,6 +109,7 @@ impl Services {
             Some(
                 Up::Heartbeat(_)
                 | Up::Acquired(_)
+                | Up::Prepared(_)
                 | Up::Release(_)
                 | Up::ReportTopics(_)
                 | Up::Leave(_),
@@ -274,6 +275,14 @@ impl Session<'_> {
             Some(Up::Heartbeat(beat)) => self.heartbeat(beat, receipt).await?,
             Some(Up::Acquired(wire)) => {
                 let command = edge::acquired(&self.member, &wire).map(Command::AcknowledgeAcquired);
+                self.act(wire.request, command);
+            }
+            Some(Up::Prepared(wire)) => {
+                let command = edge::prepared(&self.member, &wire).map(Command::AcknowledgePrepared);
+                if !wire.error.is_empty() {
+                    let MemberRef { group, member, .. } = &self.member;
+                    tracing::warn!(%group, %member, error = wire.error, "member could not prepare");
+                }
                 self.act(wire.request, command);
             }
             Some(Up::Release(wire)) => {

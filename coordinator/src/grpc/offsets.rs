@@ -32,6 +32,18 @@ impl v1::offsets_server::Offsets for Services {
         Ok(Response::new(v1::CommitResponse { verdicts, index: verdict.index.0 }))
     }
 
+    async fn rewind(
+        &self,
+        request: Request<v1::RewindRequest>,
+    ) -> Result<Response<v1::RewindResponse>, Status> {
+        let rewind = edge::rewind(request.into_inner()).map_err(Refusal::from)?;
+        self.at_leader().await?;
+        let proposed = self.0.proposer.propose(Command::RewindOffset(rewind)).await;
+        let verdict = proposed.map_err(Refusal::from)?;
+        verdict.result().map_err(Refusal::from)?;
+        Ok(Response::new(v1::RewindResponse { index: verdict.index.0 }))
+    }
+
     async fn fetch(
         &self,
         request: Request<v1::FetchRequest>,

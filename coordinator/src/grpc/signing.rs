@@ -128,7 +128,8 @@ mod tests {
             handoff: *epoch * 10,
             ..v1::Assigned::default()
         });
-        let assignment = Some(v1::Assignment { version, partitions: partitions.collect() });
+        let assignment =
+            Some(v1::Assignment { version, partitions: partitions.collect(), preparing: vec![] });
         let answer = v1::HeartbeatAnswer { sequence: 1, assignment };
         Ok(v1::SessionDown { down: Some(DownKind::HeartbeatAnswer(answer)) })
     }

@@ -4,8 +4,9 @@ use bytes::Bytes;
 use prost::Message as _;
 use tenure_core::Command;
 use tenure_core::command::{
-    AcknowledgeAcquired, CommitOffsets, DrainMember, InstallTarget, JoinGroup, LeaveGroup,
-    MovePartition, OffsetCommit, RebalanceGroup, ReleasePartitions, ReportTopics, SilentMember,
+    AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, DrainMember, InstallTarget, JoinGroup,
+    LeaveGroup, MovePartition, OffsetCommit, RebalanceGroup, ReleasePartitions, ReportTopics,
+    RewindOffset, SilentMember,
 };
 use tenure_model::{
     CommitSequence, FeatureLevel, GroupEpoch, Index, MemberEpoch, StateDigest, Term, Timestamp,
@@ -16,8 +17,8 @@ use tenure_proto::stored::command::Command as Form;
 use super::pieces::{
     damaged, read_epoch, read_grant, read_group, read_member, read_name, read_offset,
     read_operator, read_partition, read_release, read_report, read_settings, read_target,
-    read_topics, write_grant, write_member, write_operator, write_partition, write_release,
-    write_report, write_settings, write_target, write_topics,
+    read_topics, read_weight, write_grant, write_member, write_operator, write_partition,
+    write_release, write_report, write_settings, write_target, write_topics, write_weight,
 };
 use super::{FORMAT, StoredError};
 
@@ -73,6 +74,8 @@ fn write(command: &Command) -> Form {
             partitions_max: c.partitions_max,
             report: c.report.iter().map(write_report).collect(),
             rejoin: c.rejoin.map(|epoch| epoch.0),
+            prepares: c.prepares,
+            weight: write_weight(c.weight),
         }),
         Command::LeaveGroup(c) => Form::LeaveGroup(form::LeaveGroup {
             group: c.group.to_string(),
@@ -131,10 +134,23 @@ fn write(command: &Command) -> Form {
             epoch: c.epoch.get(),
             home_initialised: c.home_initialised,
         }),
+        Command::AcknowledgePrepared(c) => Form::AcknowledgePrepared(write_prepared(c)),
+        Command::ExpirePreparations { term, preparations } => {
+            Form::ExpirePreparations(form::ExpirePreparations {
+                term: term.0,
+                preparations: preparations.iter().map(write_prepared).collect(),
+            })
+        }
         Command::CommitOffsets(c) => Form::CommitOffsets(form::CommitOffsets {
             group: c.group.to_string(),
             member: c.member.to_string(),
             commits: c.commits.iter().map(write_commit).collect(),
+        }),
+        Command::RewindOffset(c) => Form::RewindOffset(form::RewindOffset {
+            group: c.group.to_string(),
+            member: c.member.to_string(),
+            commit: Some(write_commit(&c.commit)),
+            request: c.request.to_string(),
         }),
         Command::ExpireRevocations { term, grants } => {
             Form::ExpireRevocations(form::ExpireGrants {
@@ -198,6 +214,22 @@ fn write(command: &Command) -> Form {
     }
 }
 
+fn write_prepared(prepared: &AcknowledgePrepared) -> form::AcknowledgePrepared {
+    form::AcknowledgePrepared {
+        group: prepared.group.to_string(),
+        member: prepared.member.to_string(),
+        partition: Some(write_partition(prepared.partition)),
+    }
+}
+
+fn read_prepared(form: &form::AcknowledgePrepared) -> Result<AcknowledgePrepared, StoredError> {
+    Ok(AcknowledgePrepared {
+        group: read_group(&form.group)?,
+        member: read_name("member", &form.member)?,
+        partition: read_partition(form.partition.as_ref())?,
+    })
+}
+
 fn write_commit(commit: &OffsetCommit) -> form::OffsetCommit {
     form::OffsetCommit {
         partition: Some(write_partition(commit.partition)),
@@ -248,6 +280,8 @@ fn read(form: &Form) -> Result<Command, StoredError> {
             partitions_max: f.partitions_max,
             report: read_all(&f.report, read_report)?,
             rejoin: f.rejoin.map(MemberEpoch),
+            prepares: f.prepares,
+            weight: read_weight(f.weight),
         }),
         Form::LeaveGroup(f) => Command::LeaveGroup(LeaveGroup {
             group: read_group(&f.group)?,
@@ -296,10 +330,23 @@ fn read(form: &Form) -> Result<Command, StoredError> {
             epoch: read_epoch(f.epoch)?,
             home_initialised: f.home_initialised,
         }),
+        Form::AcknowledgePrepared(f) => Command::AcknowledgePrepared(read_prepared(f)?),
+        Form::ExpirePreparations(f) => Command::ExpirePreparations {
+            term: Term(f.term),
+            preparations: read_all(&f.preparations, read_prepared)?,
+        },
         Form::CommitOffsets(f) => Command::CommitOffsets(CommitOffsets {
             group: read_group(&f.group)?,
             member: read_name("member", &f.member)?,
             commits: read_all(&f.commits, read_commit)?,
+        }),
+        Form::RewindOffset(f) => Command::RewindOffset(RewindOffset {
+            group: read_group(&f.group)?,
+            member: read_name("member", &f.member)?,
+            commit: read_commit(
+                f.commit.as_ref().ok_or_else(|| damaged("rewind", "has no offset"))?,
+            )?,
+            request: read_name("request id", &f.request)?,
         }),
         Form::ExpireRevocations(f) => Command::ExpireRevocations {
             term: Term(f.term),

@@ -54,6 +54,15 @@ pub(super) fn read_partition(form: Option<&form::Partition>) -> Result<Partition
     Ok(Partition { topic_id: read_topic_id(&form.topic_id)?, index })
 }
 
+/// Entries and snapshots from before there were weights read as 1, and a weight of 1 is written as they have it.
+pub(super) const fn write_weight(weight: u32) -> u32 {
+    if weight == 1 { 0 } else { weight }
+}
+
+pub(super) const fn read_weight(form: u32) -> u32 {
+    if form == 0 { 1 } else { form }
+}
+
 pub(super) fn write_settings(settings: &GroupSettings) -> form::Settings {
     let home = match settings.home {
         Home::Coordinator => 1,

@@ -5,7 +5,8 @@ use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use tenure_core::State;
 use tenure_core::state::{
-    Away, Committed, Group, Member, Operation, Ownership, PartitionState, Silence, Topic, Trouble,
+    Away, Committed, Group, Member, Operation, Ownership, PartitionState, Preparation, Silence,
+    Topic, Trouble,
 };
 use tenure_model::{
     CommitSequence, FeatureLevel, GroupEpoch, GroupId, Index, MemberEpoch, MemberId, Partition,
@@ -17,8 +18,9 @@ use tenure_proto::stored::snapshot_record::Record as Form;
 use super::history;
 use super::pieces::{
     damaged, read_action, read_cause, read_epoch, read_group, read_move, read_name, read_offset,
-    read_partition, read_settings, read_topic_id, read_topics, write_action, write_cause,
-    write_move, write_partition, write_settings, write_topic_id, write_topics,
+    read_partition, read_settings, read_topic_id, read_topics, read_weight, write_action,
+    write_cause, write_move, write_partition, write_settings, write_topic_id, write_topics,
+    write_weight,
 };
 use super::{FORMAT, StoredError, check_level};
 
@@ -122,6 +124,8 @@ fn write_member(id: &MemberId, member: &Member) -> form::Member {
         silent_for_ms: member.silent.map_or(0, |silence| silence.silent_for_ms),
         away_since: member.away.map(|away| away.since.0),
         returning_within_ms: member.away.map_or(0, |away| away.returning_within_ms),
+        prepares: member.prepares,
+        weight: write_weight(member.weight),
     }
 }
 
@@ -147,6 +151,7 @@ fn write_partition_state(
             epoch: committed.epoch.get(),
             sequence: committed.sequence.0,
             metadata: committed.metadata.clone().into(),
+            rewind: committed.rewind.as_ref().map_or_else(String::new, ToString::to_string),
         }),
         home_initialised: state.home_initialised,
         changed_at: state.changed_at.0,
@@ -165,6 +170,8 @@ fn write_partition_state(
         past: history::write_past(state.past.as_deref()),
         forgotten_at: state.forgotten().revision.0,
         forgotten_unix_ms: state.forgotten().time.0,
+        preparing: name(state.preparation.as_ref().map(|preparation| &preparation.member)),
+        preparation_ready: state.preparation.as_ref().is_some_and(|found| found.ready),
     }
 }
 
@@ -308,6 +315,8 @@ fn read_member(form: &form::Member) -> Result<Member, StoredError> {
             since: Index(since),
             returning_within_ms: form.returning_within_ms,
         }),
+        prepares: form.prepares,
+        weight: read_weight(form.weight),
     })
 }
 
@@ -348,9 +357,18 @@ fn read_partition_record(
         trouble: form.trouble.as_ref().map(read_trouble).transpose()?.map(Box::new),
         granted: history::read_granted(form),
         past: history::read_past(form)?,
+        preparation: read_preparation(form)?.map(Box::new),
     };
     group.partitions.insert(partition, state);
     Ok(())
+}
+
+fn read_preparation(form: &form::PartitionState) -> Result<Option<Preparation>, StoredError> {
+    if form.preparing.is_empty() {
+        return Ok(None);
+    }
+    let member = read_name("member", &form.preparing)?;
+    Ok(Some(Preparation { member, ready: form.preparation_ready }))
 }
 
 fn read_committed(form: &form::Committed) -> Result<Committed, StoredError> {
@@ -359,6 +377,10 @@ fn read_committed(form: &form::Committed) -> Result<Committed, StoredError> {
         epoch: read_epoch(form.epoch)?,
         sequence: CommitSequence(form.sequence),
         metadata: form.metadata.to_vec(),
+        rewind: match form.rewind.as_str() {
+            "" => None,
+            text => Some(read_name("request id", text)?),
+        },
     })
 }
 

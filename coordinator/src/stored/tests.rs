@@ -1,8 +1,9 @@
 use bytes::Bytes;
 use tenure_core::command::{
-    AcknowledgeAcquired, CommitOffsets, Context, DrainMember, GrantRef, InstallTarget, JoinGroup,
-    LeaveGroup, MemberRef, MovePartition, OffsetCommit, OperatorContext, RebalanceGroup, Release,
-    ReleasePartitions, ReleaseReason, ReportTopics, SilentMember, TopicReport,
+    AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, Context, DrainMember, GrantRef,
+    InstallTarget, JoinGroup, LeaveGroup, MemberRef, MovePartition, OffsetCommit, OperatorContext,
+    RebalanceGroup, Release, ReleasePartitions, ReleaseReason, ReportTopics, RewindOffset,
+    SilentMember, TopicReport,
 };
 use tenure_core::history::Past;
 use tenure_core::{Command, State};
@@ -48,6 +49,8 @@ pub(super) fn commands() -> Vec<Command> {
         || MemberRef { group: group(), member: member(), member_epoch: MemberEpoch(5) };
     let grant = || GrantRef { group: group(), partition: partition(), epoch: Epoch::FIRST };
     let target = || vec![(partition(), member())];
+    let prepared =
+        || AcknowledgePrepared { group: group(), member: member(), partition: partition() };
     vec![
         Command::JoinGroup(JoinGroup {
             group: group(),
@@ -65,6 +68,8 @@ pub(super) fn commands() -> Vec<Command> {
             partitions_max: Some(4),
             report: vec![report()],
             rejoin: Some(MemberEpoch(5)),
+            prepares: false,
+            weight: 1,
         }),
         Command::LeaveGroup(LeaveGroup {
             group: group(),
@@ -151,6 +156,35 @@ pub(super) fn commands() -> Vec<Command> {
         Command::RaiseFeatureLevel { level: FeatureLevel(2) },
         Command::MarkDigest,
         Command::CompareDigest { index: Index(7), digest: StateDigest(0x0102_0304_0506_0708) },
+        Command::JoinGroup(JoinGroup {
+            group: group(),
+            member: member(),
+            instance: None,
+            topics: vec!["orders".parse().unwrap()],
+            settings: GroupSettings::default(),
+            ttl_ms: 10_000,
+            heartbeat_interval_ms: 3_000,
+            client: String::new(),
+            partitions_max: None,
+            report: vec![],
+            rejoin: None,
+            prepares: true,
+            weight: 3,
+        }),
+        Command::AcknowledgePrepared(prepared()),
+        Command::ExpirePreparations { term: Term(2), preparations: vec![prepared()] },
+        Command::RewindOffset(RewindOffset {
+            group: group(),
+            member: member(),
+            commit: OffsetCommit {
+                partition: partition(),
+                epoch: Epoch::FIRST,
+                sequence: CommitSequence(9),
+                next_offset: NextOffset::new(42).unwrap(),
+                metadata: vec![],
+            },
+            request: "r-1".parse().unwrap(),
+        }),
     ]
 }
 
@@ -206,6 +240,8 @@ pub(super) fn busy_commands() -> Vec<Command> {
             partitions_max: None,
             report: vec![report()],
             rejoin: None,
+            prepares: false,
+            weight: 1,
         })
     };
     let target = |group_epoch, owner: fn(u32) -> &'static str| {

@@ -226,6 +226,8 @@ impl Dice {
                 partitions_max: (self.roll(4) == 0).then_some(1),
                 report: vec![self.report()],
                 rejoin: None,
+                prepares: false,
+                weight: 1,
             }),
             3 => Command::LeaveGroup(LeaveGroup {
                 group: group(),

@@ -39,6 +39,9 @@ pub const SUBSCRIPTION_TOPICS_MAX: usize = 1_000;
 /// Sinks named in one group's settings.
 pub const SINKS_MAX: usize = 64;
 
+/// Largest weight of a member: its share of partitions relative to others.
+pub const WEIGHT_MAX: u32 = 20;
+
 /// Partitions in one request (commit, release, verify).
 pub const REQUEST_PARTITIONS_MAX: usize = 10_000;
 

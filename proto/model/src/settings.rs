@@ -248,6 +248,14 @@ impl LeaseSettings {
     pub const fn clock_drift_max(self) -> Duration {
         Duration::from_millis(self.clock_drift_max_ms)
     }
+
+    /// What is left of a member's lease when two heartbeats in a row were not answered: the lease is *at risk* from
+    /// there on. Never less than a quarter of the lease.
+    #[must_use]
+    pub fn lease_at_risk(self) -> Duration {
+        let lease = self.ttl().saturating_sub(self.clock_drift_max());
+        lease.saturating_sub(self.heartbeat_interval() * 2).max(lease / 4)
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_model::limits::{
     GROUP_PARTITIONS_MAX, GROUPS_MAX, MEMBERS_MAX, REASON_BYTES_MAX, RETURNING_WITHIN_MS_MAX,
-    SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX, TOPICS_MAX, TTL_MS_MAX, TTL_MS_MIN,
+    SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX, TOPICS_MAX, TTL_MS_MAX, TTL_MS_MIN, WEIGHT_MAX,
 };
 use tenure_model::{GroupId, GroupSettings, MemberEpoch, MemberId, Partition, TopicId, TopicName};
 
@@ -282,6 +282,8 @@ fn check_join(join: &JoinGroup) -> Verdict {
         )
     } else if join.partitions_max == Some(0) {
         "partitions_max is 0: leave it out, or give at least 1".to_owned()
+    } else if !(1..=WEIGHT_MAX).contains(&join.weight) {
+        format!("weight is {}: use 1 to {WEIGHT_MAX}", join.weight)
     } else {
         return Ok(());
     };
@@ -326,6 +328,8 @@ fn record_of(join: &JoinGroup, member_epoch: MemberEpoch) -> MemberJoined {
         heartbeat_interval_ms: join.heartbeat_interval_ms,
         client: join.client.clone(),
         partitions_max: join.partitions_max,
+        prepares: join.prepares,
+        weight: join.weight,
     }
 }
 
@@ -378,11 +382,13 @@ fn rejoin(join: &JoinGroup, member: &Member, draft: &mut Draft) -> Result<Member
     if member.silent.is_some() {
         draft.push(Event::MemberHeard { group: join.group.clone(), member: join.member.clone() });
     }
-    let plans_differ =
-        record.topics != member.topics || record.partitions_max != member.partitions_max;
+    let plans_differ = record.topics != member.topics
+        || record.partitions_max != member.partitions_max
+        || record.weight != member.weight;
     let rest_differs = record.ttl_ms != member.ttl_ms
         || record.heartbeat_interval_ms != member.heartbeat_interval_ms
-        || record.client != member.client;
+        || record.client != member.client
+        || record.prepares != member.prepares;
     if plans_differ || rest_differs {
         draft.push(Event::MemberUpdated(Box::new(record.clone())));
     }

@@ -4,6 +4,7 @@ mod membership;
 mod offsets;
 mod operator;
 mod ownership;
+mod prepare;
 mod target;
 
 use std::collections::BTreeSet;
@@ -45,6 +46,7 @@ impl State {
             Command::ReleasePartitions(release) => self.release_partitions(release),
             Command::AcknowledgeAcquired(acquired) => self.acknowledge_acquired(acquired),
             Command::CommitOffsets(commit) => self.commit_offsets(commit),
+            Command::RewindOffset(rewind) => self.rewind_offset(rewind),
             Command::ExpireRevocations { term, grants } => {
                 check_term(context, *term)?;
                 Ok(self.expire_revocations(grants))
@@ -52,6 +54,11 @@ impl State {
             Command::ExpireAcquisitions { term, grants } => {
                 check_term(context, *term)?;
                 Ok(self.expire_acquisitions(grants))
+            }
+            Command::AcknowledgePrepared(prepared) => self.acknowledge_prepared(prepared),
+            Command::ExpirePreparations { term, preparations } => {
+                check_term(context, *term)?;
+                Ok(self.expire_preparations(preparations))
             }
             Command::TakeBackUnserved { term, grants } => {
                 check_term(context, *term)?;

@@ -7,7 +7,7 @@ use tenure_model::{CommitSequence, Epoch, Home, NextOffset, Partition};
 
 use super::ownership::check_owner;
 use super::{Decided, Draft, Verdict, check_limit};
-use crate::command::{CommitOffsets, OffsetCommit};
+use crate::command::{CommitOffsets, OffsetCommit, RewindOffset};
 use crate::state::PartitionState;
 use crate::{Event, Rejection, Reply, State};
 
@@ -51,6 +51,7 @@ impl State {
                     group: command.group.clone(),
                     member: command.member.clone(),
                     commit: commit.clone(),
+                    rewind: None,
                 });
                 Ok(())
             })
@@ -68,6 +69,35 @@ impl State {
             commit.metadata.clone_from(&committed.metadata);
         }
         commit
+    }
+}
+
+impl State {
+    /// The one way for an offset to move back: by name, by its owner, under the current epoch.
+    pub(super) fn rewind_offset(&self, command: &RewindOffset) -> Decided {
+        let RewindOffset { group: id, member, commit, request } = command;
+        let group = self.group(id)?;
+        if group.settings.home != Home::Coordinator {
+            return Err(Rejection::WrongHome { group: id.clone(), home: group.settings.home });
+        }
+        let state = check_owner(id, group, member, commit.partition, commit.epoch)?;
+        check_limit("bytes in the metadata", commit.metadata.len(), METADATA_BYTES_MAX)?;
+        let mut draft = Draft::default();
+        let is_applied =
+            state.committed.as_ref().is_some_and(|found| found.rewind.as_ref() == Some(request));
+        if !is_applied {
+            let newest = newest(state);
+            if let Some(newest) = newest {
+                check_sequence(commit, newest)?;
+            }
+            draft.push(Event::OffsetCommitted {
+                group: id.clone(),
+                member: member.clone(),
+                commit: commit.clone(),
+                rewind: Some(request.clone()),
+            });
+        }
+        Ok((Reply::Done, draft.finish(self)))
     }
 }
 
@@ -90,18 +120,23 @@ fn is_repeat(commit: &OffsetCommit, newest: Option<Newest>) -> bool {
 
 fn check_newer(commit: &OffsetCommit, newest: Option<Newest>) -> Verdict {
     let Some(newest) = newest else { return Ok(()) };
-    if newest.epoch == commit.epoch && commit.sequence <= newest.sequence {
-        return Err(Rejection::StaleCommit {
-            partition: commit.partition,
-            given: commit.sequence,
-            newest: newest.sequence,
-        });
-    }
+    check_sequence(commit, newest)?;
     if commit.next_offset < newest.next_offset {
         return Err(Rejection::OffsetRegressed {
             partition: commit.partition,
             given: commit.next_offset,
             committed: newest.next_offset,
+        });
+    }
+    Ok(())
+}
+
+fn check_sequence(commit: &OffsetCommit, newest: Newest) -> Verdict {
+    if newest.epoch == commit.epoch && commit.sequence <= newest.sequence {
+        return Err(Rejection::StaleCommit {
+            partition: commit.partition,
+            given: commit.sequence,
+            newest: newest.sequence,
         });
     }
     Ok(())

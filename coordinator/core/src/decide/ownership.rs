@@ -77,6 +77,7 @@ impl State {
                         group: id.clone(),
                         member: member.clone(),
                         commit,
+                        rewind: None,
                     });
                 }
                 let grant = GrantRef { group: id.clone(), partition, epoch };

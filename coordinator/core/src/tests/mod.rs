@@ -8,6 +8,7 @@ mod membership;
 mod offsets;
 mod operator;
 mod ownership;
+mod prepare;
 mod property;
 
 use std::fmt::Write as _;
@@ -19,9 +20,10 @@ use tenure_model::{
 };
 
 use crate::command::{
-    AcknowledgeAcquired, CommitOffsets, DrainMember, GrantRef, InstallTarget, JoinGroup,
-    LeaveGroup, MemberRef, MovePartition, OffsetCommit, OperatorContext, RebalanceGroup, Release,
-    ReleasePartitions, ReleaseReason, ReportTopics, SilentMember, TopicReport,
+    AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, DrainMember, GrantRef, InstallTarget,
+    JoinGroup, LeaveGroup, MemberRef, MovePartition, OffsetCommit, OperatorContext, RebalanceGroup,
+    Release, ReleasePartitions, ReleaseReason, ReportTopics, RewindOffset, SilentMember,
+    TopicReport,
 };
 use crate::event::FreeCause;
 use crate::{Applied, Command, Context, Event, Reply, State};
@@ -102,6 +104,11 @@ impl Run {
                         text.push_str(flag);
                     }
                 }
+                for line in &assignment.preparing {
+                    let owner = line.owner.as_ref().map_or("nobody", MemberId::as_str);
+                    let offset = line.committed.map_or_else(String::new, |at| format!(" at {at}"));
+                    write!(text, "; prepares {} of {owner}{offset}", line.partition).unwrap();
+                }
                 text
             }
         }
@@ -114,6 +121,9 @@ impl Run {
         lines.extend(state.groups_to_plan().map(|(_, epoch)| format!("plan for {epoch}")));
         lines.extend(state.partitions_acquiring().map(|(grant, owner, since)| {
             format!("{owner} acquires {} {} since {since}", grant.partition, grant.epoch)
+        }));
+        lines.extend(state.preparations().map(|preparation| {
+            format!("{} prepares for {}", preparation.member, preparation.partition)
         }));
         lines.extend(state.partitions_revoking().map(|(grant, owner, since)| {
             format!("{owner} releases {} {} since {since}", grant.partition, grant.epoch)
@@ -215,6 +225,16 @@ impl Run {
                     home_initialised: rest == ["home"],
                 })
             }
+            ["prepared", name, at] => Command::AcknowledgePrepared(preparation(name, at)),
+            ["unprepared", name, at] => {
+                Command::ExpirePreparations { term, preparations: vec![preparation(name, at)] }
+            }
+            ["rewind", request, name, to] => Command::RewindOffset(RewindOffset {
+                group,
+                member: member(name),
+                commit: commit(to),
+                request: RequestId::new(request).unwrap(),
+            }),
             ["commit", name, rest @ ..] => Command::CommitOffsets(CommitOffsets {
                 group,
                 member: member(name),
@@ -389,6 +409,8 @@ fn join(name: &str, words: &[&str]) -> JoinGroup {
         partitions_max: None,
         report: Vec::new(),
         rejoin: None,
+        prepares: false,
+        weight: 1,
     };
     for pair in words.chunks(2) {
         let value = pair[1];
@@ -409,11 +431,17 @@ fn join(name: &str, words: &[&str]) -> JoinGroup {
                 let sink = |name: &str| SinkSetting { name: name.to_owned(), enforces_epoch: true };
                 join.settings.sinks = value.split(',').map(sink).collect();
             }
+            "weight" => join.weight = value.parse().unwrap(),
+            "prepares" => join.prepares = value == "yes",
             "sees" => join.report.push(report(value)),
             word => panic!("no such part of a join: {word}"),
         }
     }
     join
+}
+
+fn preparation(name: &str, at: &str) -> AcknowledgePrepared {
+    AcknowledgePrepared { group: group(), member: member(name), partition: partition(at) }
 }
 
 /// Topic ids back to the names of the scripts.
@@ -484,6 +512,15 @@ fn describe_event(event: &Event) -> String {
         Event::PinsLifted { .. } => "pins lifted".to_owned(),
         Event::PartitionGranted { partition, member, epoch, .. } => {
             format!("{partition} to {member} at {epoch}")
+        }
+        Event::PreparationBegun { partition, member, .. } => {
+            format!("{member} prepares for {partition}")
+        }
+        Event::PreparationReady { partition, member, .. } => {
+            format!("{member} is ready for {partition}")
+        }
+        Event::PreparationCalledOff { partition, member, .. } => {
+            format!("{member} need not prepare for {partition}")
         }
         Event::PartitionAcquired { partition, member, .. } => {
             format!("{partition} runs at {member}")

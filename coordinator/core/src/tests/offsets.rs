@@ -174,3 +174,21 @@ fn too_much_metadata_is_refused_for_its_partition_alone() {
 fn commit_to_an_unknown_group_is_refused() {
     check("commit ann 0@e1#1:10 -> no: group g does not exist: list the groups, or join it first");
 }
+
+#[test]
+fn offset_moves_back_by_name_only_and_each_name_once() {
+    check(
+        "
+        join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
+        target 0=ann -> target for 1; 0 to ann at e1
+        commit ann 0@e1#1:42 -> 0 = 42
+        commit ann 0@e1#2:7 -> no: offset 7 of partition 0 is below the committed 42: use an offset reset to go back
+        rewind r1 ann 0@e1#2:7 -> 0 = 7
+        commit ann 0@e1#3:9 -> 0 = 9
+        rewind r1 ann 0@e1#4:7 -> ok
+        rewind r2 ann 0@e1#3:7 -> no: commit 3 of partition 0 is older than commit 3 of the same grant
+        rewind r2 bob 0@e1#4:7 -> no: partition 0 is not owned by bob: wait for a grant
+        rewind r2 ann 0@e1#4:8 -> 0 = 8
+        ",
+    );
+}

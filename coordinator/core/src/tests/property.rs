@@ -10,9 +10,9 @@ use tenure_model::{
 
 use super::{TERM, commit, group, join, member, operator, topic};
 use crate::command::{
-    AcknowledgeAcquired, CommitOffsets, DrainMember, GrantRef, InstallTarget, LeaveGroup,
-    MemberRef, MovePartition, RebalanceGroup, Release, ReleasePartitions, ReleaseReason,
-    ReportTopics, SilentMember, TopicReport,
+    AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, DrainMember, GrantRef, InstallTarget,
+    LeaveGroup, MemberRef, MovePartition, RebalanceGroup, Release, ReleasePartitions,
+    ReleaseReason, ReportTopics, SilentMember, TopicReport,
 };
 use crate::history::{Past, What};
 use crate::state::{Group, Ownership};
@@ -26,7 +26,7 @@ const PARTITIONS: u32 = 6;
 type Step = (u8, u8, u8, u8, u8);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec((0..26_u8, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>()), 1..120)
+    prop::collection::vec((0..28_u8, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>()), 1..120)
 }
 
 /// Who owns what, followed from the events alone.
@@ -84,6 +84,9 @@ impl Ledger {
             | Event::PinsLifted { .. }
             | Event::PartitionHeldBack { .. }
             | Event::HoldLifted { .. }
+            | Event::PreparationBegun { .. }
+            | Event::PreparationReady { .. }
+            | Event::PreparationCalledOff { .. }
             | Event::OperatorActed { .. } => {}
         }
         Ok(())
@@ -262,6 +265,19 @@ impl World {
                 member: self.name(a),
                 undrain: b.is_multiple_of(2),
             }),
+            25 => {
+                let of = partition(a);
+                let waits = self.state.preparations().find(|waits| waits.partition == of);
+                Command::AcknowledgePrepared(waits.unwrap_or_else(|| AcknowledgePrepared {
+                    group: group(),
+                    member: self.name(b),
+                    partition: of,
+                }))
+            }
+            26 => Command::ExpirePreparations {
+                term,
+                preparations: self.state.preparations().take(usize::from(a % 3)).collect(),
+            },
             _ if d.is_multiple_of(3) => Command::RaiseEpochFloor {
                 operator: self.operator(c),
                 floor: Epoch::new(u64::from(a) + 1).unwrap(),
@@ -305,6 +321,8 @@ impl World {
         wish.partitions_max = (c.is_multiple_of(3)).then(|| u32::from(c / 3) % 5 + 1);
         wish.report = vec![report(c, d)];
         wish.ttl_ms += u64::from(d % 2) * 1_000;
+        wish.prepares = d.is_multiple_of(3);
+        wish.weight = u32::from(b % 3) + 1;
         if d.is_multiple_of(7) {
             wish.rejoin = Some(self.membership(a, b).member_epoch);
         }
@@ -406,6 +424,10 @@ impl World {
             } else if !held.is_empty() {
                 let lift = Command::LiftHolds { term: Term(TERM), partitions: held };
                 prop_assert!(self.apply(lift)?.result.is_ok());
+            } else if self.state.preparations().next().is_some() {
+                let preparations = self.state.preparations().collect();
+                let expire = Command::ExpirePreparations { term: Term(TERM), preparations };
+                prop_assert!(self.apply(expire)?.result.is_ok());
             } else if let Some(release) = self.release_revoked(0) {
                 prop_assert!(self.apply(release)?.result.is_ok());
             } else {
@@ -458,6 +480,7 @@ fn planner_input(group: &Group) -> tenure_planner::Input {
                 let planned = tenure_planner::Member {
                     topics: member.topics.iter().cloned().collect(),
                     partitions_max: member.partitions_max,
+                    weight: member.weight,
                     draining: member.draining,
                 };
                 (id.clone(), planned)

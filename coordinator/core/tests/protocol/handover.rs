@@ -264,6 +264,8 @@ impl Situation {
                 partitions_max: None,
                 report: vec![report],
                 rejoin: None,
+                prepares: false,
+                weight: 1,
             }));
         }
         situation.install(|partition| partition % OWNERS);

@@ -44,6 +44,8 @@ impl Rig {
                 partitions_max: None,
                 report: vec![],
                 rejoin: None,
+                prepares: false,
+                weight: 1,
             });
             let index = Index(member as u64 + 1);
             let at = EntryContext { term: Term(1), index };

@@ -48,6 +48,8 @@ impl Rig {
                     partition_count: 1,
                 }],
                 rejoin: None,
+                prepares: false,
+                weight: 1,
             }));
         }
         let group_epoch = rig.machine.state().group(&group()).unwrap().epoch;

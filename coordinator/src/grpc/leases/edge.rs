@@ -66,6 +66,8 @@ pub(super) fn acquire(
             partition_count: 1,
         }],
         rejoin: None,
+        prepares: false,
+        weight: 1,
     };
     Ok((named, join))
 }

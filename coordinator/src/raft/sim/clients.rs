@@ -64,6 +64,8 @@ pub(super) fn prepare() -> Vec<Command> {
         partitions_max: None,
         report: vec![report],
         rejoin: None,
+        prepares: false,
+        weight: 1,
     };
     let install = InstallTarget {
         group: group(),

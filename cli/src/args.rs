@@ -27,6 +27,14 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Prints the public key of a signing key file; makes the file if it is not there.
     SigningKey(SigningKeyArgs),
+    /// Runs a command while this process owns a name; stops it before that may end.
+    #[command(after_help = "Exit codes: that of the command, or 128 + N when signal N ended it; \
+                            69 the coordinator refuses; 75 another owns the name for longer than --wait-ms; \
+                            79 the command was stopped, because the lease was at risk, or the name asked for or lost; \
+                            126 the command cannot be started; 127 there is no such command.\n\
+                            The command finds TENURE_EPOCH, TENURE_FENCE, TENURE_LOCK and, from a node that signs, \
+                            TENURE_TOKEN in its environment: give the epoch to whatever it writes to.")]
+    Lock(LockArgs),
     /// Lists groups: members, partitions, what is unowned or on the move.
     Groups(QueryArgs),
     /// Shows one group: settings, members, partitions, topics.
@@ -49,6 +57,8 @@ pub(crate) enum Command {
     Drain(DrainArgs),
     /// Gives a drained member partitions again.
     Undrain(DrainArgs),
+    /// Takes over the offsets that a Kafka consumer group has committed. Without --apply it only shows them.
+    ImportKafkaGroup(ImportArgs),
     /// Sinks: the schema that they need, and whether a database can be one.
     #[command(subcommand)]
     Sink(SinkCommand),
@@ -231,6 +241,56 @@ pub(crate) struct TransferArgs {
     pub(crate) to: Option<u64>,
     #[command(flatten)]
     pub(crate) change: ChangeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The consumer group of Kafka; refused while it has members.
+    pub(crate) kafka_group: String,
+    /// Brokers, HOST:PORT, comma-separated.
+    #[arg(long)]
+    pub(crate) kafka: String,
+    /// Topics to take over; repeat it for more.
+    #[arg(long = "topic", required = true)]
+    pub(crate) topics: Vec<String>,
+    /// The group of Tenure, with its offsets at the coordinator; refused while it has members. Default: the same name.
+    #[arg(long)]
+    pub(crate) group: Option<String>,
+    /// Sets the offsets. A partition that has one already keeps it.
+    #[arg(long)]
+    pub(crate) apply: bool,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LockArgs {
+    /// What to own: 1 to 249 letters, digits, '.', '_' and '-'.
+    pub(crate) name: String,
+    /// Group that the name belongs to.
+    #[arg(long, default_value = "locks")]
+    pub(crate) group: String,
+    /// Client addresses of coordinator nodes, comma-separated; any of them will do.
+    #[arg(
+        long,
+        short = 'c',
+        env = "TENURE_COORDINATORS",
+        default_value = "127.0.0.1:7400",
+        value_delimiter = ','
+    )]
+    pub(crate) coordinators: Vec<String>,
+    /// How long a silent owner keeps the name, in milliseconds.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(300..=3_600_000))]
+    pub(crate) ttl_ms: u64,
+    /// Gives up when the name is not owned after this many milliseconds. Default: waits.
+    #[arg(long)]
+    pub(crate) wait_ms: Option<u64>,
+    /// Milliseconds between SIGTERM and SIGKILL; less where the lease ends sooner.
+    #[arg(long, default_value_t = 5_000)]
+    pub(crate) kill_after_ms: u64,
+    /// The command and its arguments, after `--`.
+    #[arg(last = true, required = true, num_args = 1..)]
+    pub(crate) command: Vec<std::ffi::OsString>,
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,8 @@
 mod args;
 mod cluster;
 mod demo;
+mod import;
+mod lock;
 mod operate;
 mod output;
 mod past;
@@ -24,6 +26,17 @@ mod exit {
     pub(crate) const USAGE: u8 = 2;
     /// No answer: it may or may not have happened.
     pub(crate) const UNKNOWN: u8 = 3;
+
+    /// `tenure lock`: the coordinator refuses the lock for good.
+    pub(crate) const LOCK_REFUSED: u8 = 69;
+    /// `tenure lock`: another owns it, and the wait is over. The command did not start.
+    pub(crate) const LOCK_NOT_IN_TIME: u8 = 75;
+    /// `tenure lock`: the command was stopped, because the lock was at risk, asked for or lost.
+    pub(crate) const LOCK_LOST: u8 = 79;
+    /// `tenure lock`: the command is there and cannot be started.
+    pub(crate) const COMMAND_NOT_STARTED: u8 = 126;
+    /// `tenure lock`: there is no such command.
+    pub(crate) const COMMAND_NOT_FOUND: u8 = 127;
 }
 
 /// Why a command did not do what was asked.
@@ -48,7 +61,7 @@ fn main() -> ExitCode {
     // A read of standard input that is still waiting must not hold the end up.
     runtime.shutdown_background();
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             output::complain(format_args!("error: {}", failure.message));
             ExitCode::from(failure.exit)
@@ -56,8 +69,9 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Command) -> Result<(), Failure> {
+async fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
+        Command::Lock(args) => return lock::run(&args).await,
         Command::Groups(args) => operate::groups(&args).await,
         Command::Describe(args) => operate::describe(&args).await,
         Command::Members(args) => operate::members(&args).await,
@@ -71,11 +85,13 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Undrain(args) => operate::drain(&args, true).await,
         Command::Serve(args) => serve::run(args).await,
         Command::SigningKey(args) => signing::run(&args),
+        Command::ImportKafkaGroup(args) => import::run(&args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Sink(SinkCommand::Sql(args)) => sink::schema(&args),
         Command::Sink(SinkCommand::Check(args)) => sink::check(&args).await,
         Command::DemoWorker(args) => demo::run_worker(args).await,
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 /// Logs go to standard error; `TENURE_LOG` chooses what (default: `info` for processes that run on, else `warn`).
@@ -85,6 +101,8 @@ fn start_log(command: &Command) {
         Command::Serve(args) => ("info,openraft=error", args.log_json),
         Command::DemoWorker(_) => ("info", false),
         Command::Demo(_)
+        | Command::Lock(_)
+        | Command::ImportKafkaGroup(_)
         | Command::SigningKey(_)
         | Command::Groups(_)
         | Command::Describe(_)

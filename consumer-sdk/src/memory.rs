@@ -89,6 +89,17 @@ impl MemorySource {
         index: u32,
         value: impl Into<Bytes>,
     ) -> Option<NextOffset> {
+        self.append_at(topic, index, value, None)
+    }
+
+    /// As [`MemorySource::append`], with a timestamp in milliseconds since 1970.
+    pub fn append_at(
+        &self,
+        topic: &TopicName,
+        index: u32,
+        value: impl Into<Bytes>,
+        timestamp_ms: Option<i64>,
+    ) -> Option<NextOffset> {
         let mut topics = self.topics();
         let known = topics.get_mut(topic)?;
         let partition = Partition { topic_id: known.id, index: PartitionIndex::new(index)? };
@@ -98,7 +109,7 @@ impl MemorySource {
             partition,
             topic: topic.clone(),
             offset,
-            timestamp_ms: None,
+            timestamp_ms,
             key: None,
             value: Some(value.into()),
             headers: Vec::new(),
@@ -135,6 +146,22 @@ impl MemorySource {
         }
         let records = known.partitions.get(partition.index.get() as usize).ok_or_else(unknown)?;
         Ok(NextOffset::new(records.len() as u64).unwrap_or(NextOffset::ZERO))
+    }
+
+    fn first_at(
+        &self,
+        topic: &TopicName,
+        partition: Partition,
+        from_ms: i64,
+        end: NextOffset,
+    ) -> NextOffset {
+        let topics = self.topics();
+        let records = topics
+            .get(topic)
+            .and_then(|topic| topic.partitions.get(partition.index.get() as usize));
+        let mut records = records.into_iter().flatten();
+        let is_late = |record: &&Record| record.timestamp_ms.is_some_and(|at| at >= from_ms);
+        records.find(is_late).map_or(end, |record| record.offset)
     }
 
     fn read(&self, topic: &TopicName, partition: Partition, from: NextOffset) -> Vec<Record> {
@@ -184,6 +211,11 @@ impl RecordSource for MemorySource {
         Box::pin(async move { Ok(found) })
     }
 
+    fn topic_names(&self) -> BoxFuture<'_, Result<Vec<TopicName>, SourceError>> {
+        let names = MemorySource::topics(self).keys().cloned().collect();
+        Box::pin(async move { Ok(names) })
+    }
+
     fn start<'a>(
         &'a self,
         topic: &'a TopicName,
@@ -193,6 +225,7 @@ impl RecordSource for MemorySource {
         let start = self.end_of(topic, partition).map(|end| match policy {
             ResetPolicy::Earliest | ResetPolicy::Fail => NextOffset::ZERO,
             ResetPolicy::Latest => end,
+            ResetPolicy::Timestamp(from_ms) => self.first_at(topic, partition, from_ms, end),
         });
         Box::pin(async move { start })
     }

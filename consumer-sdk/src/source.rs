@@ -62,7 +62,10 @@ pub enum ResetPolicy {
     Earliest,
     /// After the last record.
     Latest,
-    /// Not at all: the partition says so and waits for an operator.
+    /// At the first record whose timestamp is not before this many milliseconds since 1970; after the last record when
+    /// there is none.
+    Timestamp(i64),
+    /// None: the partition stands still, says so, and waits until an offset is set by name.
     Fail,
 }
 
@@ -144,7 +147,17 @@ pub trait RecordSource: Send + Sync + 'static {
         names: &'a [TopicName],
     ) -> BoxFuture<'a, Result<Vec<TopicInfo>, SourceError>>;
 
-    /// First (`Earliest`) or next (`Latest`) offset of a partition at this moment.
+    /// Names of all topics that there are, for subscriptions by pattern; without those that the source keeps for
+    /// itself.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Transient`]; [`SourceError::Fatal`] from a source that lists none, which is the default.
+    fn topic_names(&self) -> BoxFuture<'_, Result<Vec<TopicName>, SourceError>> {
+        Box::pin(async { Err(SourceError::Fatal("this source lists no topics: name them".into())) })
+    }
+
+    /// First (`Earliest`), next (`Latest`) or timed (`Timestamp`) offset of a partition at this moment.
     ///
     /// # Errors
     ///

@@ -197,6 +197,7 @@ async fn leave_says_goodbye_with_what_was_queued() {
             Up::Leave(leave) => Some(leave.partitions.clone()),
             Up::Join(_)
             | Up::Heartbeat(_)
+            | Up::Prepared(_)
             | Up::Acquired(_)
             | Up::Release(_)
             | Up::ReportTopics(_) => None,

@@ -14,7 +14,9 @@ mod checker;
 mod client;
 mod convert;
 mod ffi;
+mod group;
 mod lookup;
+mod mirror;
 mod outlet;
 mod owner;
 mod part;
@@ -24,5 +26,7 @@ mod source;
 pub mod mock;
 pub mod producer;
 
+pub use group::{GroupError, KafkaGroup};
+pub use mirror::{KafkaMirror, MIRROR_INTERVAL, MIRROR_METADATA};
 pub use settings::{KafkaSettings, SettingsError};
 pub use source::{KafkaSource, StartError};

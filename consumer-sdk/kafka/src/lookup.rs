@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
 use tenure_model::{NextOffset, Partition, TopicId, TopicName};
 use tenure_sdk::source::{ResetPolicy, SourceError, TopicInfo};
 
@@ -24,6 +25,9 @@ const FRESH: Duration = Duration::from_secs(5);
 
 /// How the ids of librdkafka's mock clusters begin. A mock has no controller, and describing a topic waits for one.
 const MOCK_CLUSTER: &str = "mockCluster";
+
+/// How the names of the brokers' own topics begin.
+const INTERNAL: &str = "__";
 
 pub(crate) struct Lookup {
     client: BaseConsumer<Context>,
@@ -71,6 +75,16 @@ impl Lookup {
         Ok(found)
     }
 
+    /// Names of all topics but the brokers' own.
+    pub(crate) fn names(&self) -> Result<Vec<TopicName>, SourceError> {
+        let answer = self.client.fetch_metadata(None, LOOKUP_TIMEOUT);
+        self.drain_events();
+        let answer = answer.map_err(|error| SourceError::Transient(error.into()))?;
+        let names = answer.topics().iter().map(|topic| topic.name());
+        let names = names.filter(|name| !name.starts_with(INTERNAL));
+        Ok(names.filter_map(|name| TopicName::new(name).ok()).collect())
+    }
+
     /// Checks that the partition is there in the life that is meant; asks the brokers unless an answer is fresh.
     pub(crate) fn check(&self, topic: &TopicName, partition: Partition) -> Result<(), SourceError> {
         if self.is_known(topic, partition) {
@@ -100,6 +114,11 @@ impl Lookup {
         self.check(topic, partition)?;
         let index = partition.index.get();
         let kafka_index = i32::try_from(index).unwrap_or(i32::MAX);
+        if let ResetPolicy::Timestamp(from_ms) = policy
+            && let Some(found) = self.first_at(topic, index, kafka_index, from_ms)?
+        {
+            return Ok(found);
+        }
         let answer = self.client.fetch_watermarks(topic.as_str(), kafka_index, LOOKUP_TIMEOUT);
         self.drain_events();
         let (low, high) = answer.map_err(|error| match error.rdkafka_error_code() {
@@ -108,12 +127,50 @@ impl Lookup {
         })?;
         let offset = match policy {
             ResetPolicy::Earliest => low,
-            ResetPolicy::Latest => high,
+            // No record is that late: after the last one.
+            ResetPolicy::Latest | ResetPolicy::Timestamp(_) => high,
             ResetPolicy::Fail => {
                 return Err(SourceError::Fatal("the policy names no offset to look up".into()));
             }
         };
         NextOffset::from_signed(offset).map_err(|error| SourceError::Transient(error.into()))
+    }
+
+    /// The first record that is not before `from_ms`; nothing when there is none.
+    fn first_at(
+        &self,
+        topic: &TopicName,
+        index: u32,
+        kafka_index: i32,
+        from_ms: i64,
+    ) -> Result<Option<NextOffset>, SourceError> {
+        let failed = |error: KafkaError| match error.rdkafka_error_code() {
+            Some(code) => request_error(code, topic, index, error.to_string()),
+            None => SourceError::Transient(error.into()),
+        };
+        let mut asked = TopicPartitionList::with_capacity(1);
+        asked
+            .add_partition_offset(topic.as_str(), kafka_index, Offset::Offset(from_ms))
+            .map_err(failed)?;
+        let answer = self.client.offsets_for_times(asked, LOOKUP_TIMEOUT);
+        self.drain_events();
+        let answer = answer.map_err(failed)?;
+        let found = answer.find_partition(topic.as_str(), kafka_index);
+        let found =
+            found.ok_or_else(|| SourceError::Transient("no offset in the answer".into()))?;
+        found.error().map_err(failed)?;
+        match found.offset() {
+            Offset::Offset(offset) => NextOffset::from_signed(offset)
+                .map(Some)
+                .map_err(|error| SourceError::Transient(error.into())),
+            Offset::End => Ok(None),
+            other @ (Offset::Beginning
+            | Offset::Stored
+            | Offset::Invalid
+            | Offset::OffsetTail(_)) => {
+                Err(SourceError::Transient(format!("no offset but {other:?}").into()))
+            }
+        }
     }
 
     fn info(&self, topic: &TopicName, id: u128, count: usize) -> TopicInfo {

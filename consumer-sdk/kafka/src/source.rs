@@ -128,6 +128,10 @@ impl RecordSource for KafkaSource {
         })
     }
 
+    fn topic_names(&self) -> BoxFuture<'_, Result<Vec<TopicName>, SourceError>> {
+        Box::pin(self.look_up(Lookup::names))
+    }
+
     fn start<'a>(
         &'a self,
         topic: &'a TopicName,

@@ -256,6 +256,12 @@ async fn offset_out_of_range_is_said_and_watermarks_are_the_start() {
         let start = broker.source.start(&broker.topic, partition(id), policy).await.unwrap();
         assert_eq!(start.get(), wanted);
     }
+    for (from_ms, wanted) in [(0, 0), (i64::MAX / 2, 7)] {
+        let policy = ResetPolicy::Timestamp(from_ms);
+        let start = broker.source.start(&broker.topic, partition(id), policy).await.unwrap();
+        assert_eq!(start.get(), wanted, "the first record that is not before {from_ms}");
+    }
+    assert!(broker.source.topic_names().await.unwrap().contains(&broker.topic));
     let ended = item(&mut broker.open(id, 500).await).await;
     assert!(
         matches!(&ended, Fetched::Failed(SourceError::OutOfRange { wanted, .. }) if wanted.get() == 500),

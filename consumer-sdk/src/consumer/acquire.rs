@@ -21,10 +21,12 @@ use super::AcquireStep;
 use super::end::Control;
 use super::fault::{Closing, Obstacle};
 use super::run::Running;
+use super::warm::ReadEarly;
 use crate::grant::Grant;
+use crate::metrics::ACQUIRE_SECONDS;
 use crate::session::{Phase, ReleaseReason};
 use crate::sink::{FencedSink, FencedWriter, SinkError, Verified};
-use crate::source::{RecordStream, ResetPolicy};
+use crate::source::{Record, RecordStream, ResetPolicy, SourceError};
 
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -36,6 +38,8 @@ pub(super) struct Acquired<W> {
     pub(super) writer: W,
     pub(super) stream: RecordStream,
     pub(super) resume: NextOffset,
+    /// Read before it was owned, and not in the stream any more.
+    pub(super) read_early: Vec<Record>,
 }
 
 /// Takes a grant through all steps.
@@ -43,6 +47,7 @@ pub(super) async fn acquire<S: FencedSink>(
     running: &Running<S>,
     grant: &Grant,
     control: &Control,
+    early: Option<ReadEarly>,
 ) -> Result<Acquired<S::Writer>, Closing> {
     let within = running.parts.settings.acquire_deadline;
     let mut acquire = Acquire {
@@ -52,9 +57,15 @@ pub(super) async fn acquire<S: FencedSink>(
         phase: Phase::Registering,
         deadline: Instant::now() + within,
         pause: PAUSE_MIN,
+        early,
     };
+    let begun = Instant::now();
     match tokio::time::timeout(within, acquire.all_steps()).await {
-        Ok(result) => result,
+        Ok(Ok(acquired)) => {
+            metrics::histogram!(ACQUIRE_SECONDS).record(begun.elapsed());
+            Ok(acquired)
+        }
+        Ok(Err(closing)) => Err(closing),
         Err(_elapsed) => Err(Closing::new(
             ReleaseReason::AcquireFailed,
             format!("no end of the step {:?} within {within:?}", acquire.phase),
@@ -69,6 +80,7 @@ struct Acquire<'a, S: FencedSink> {
     phase: Phase,
     deadline: Instant,
     pause: Duration,
+    early: Option<ReadEarly>,
 }
 
 impl<S: FencedSink> Acquire<'_, S> {
@@ -81,8 +93,8 @@ impl<S: FencedSink> Acquire<'_, S> {
         let resume = self.resume(&mut writer, &verified).await?;
         self.control.set_position(resume);
         self.enter(AcquireStep::Open, Phase::Resuming).await;
-        let stream = self.open(resume).await?;
-        Ok(Acquired { writer, stream, resume })
+        let (read_early, stream) = self.open(resume).await?;
+        Ok(Acquired { writer, stream, resume, read_early })
     }
 
     async fn register(&mut self) -> Result<S::Writer, Closing> {
@@ -126,7 +138,8 @@ impl<S: FencedSink> Acquire<'_, S> {
                 Err(error) => self.again("resume", error).await?,
             }
         }
-        let policy = match verified.starts_at_earliest() {
+        let is_late = self.running.topics.is_late(&self.grant.topic);
+        let policy = match verified.starts_at_earliest() || is_late {
             true => ResetPolicy::Earliest,
             false => self.running.parts.settings.reset,
         };
@@ -149,9 +162,8 @@ impl<S: FencedSink> Acquire<'_, S> {
         let running = self.running;
         let (topic, partition) = (&self.grant.topic, self.grant.partition);
         if policy == ResetPolicy::Fail {
-            return Err(Closing::new(
-                ReleaseReason::AcquireFailed,
-                "the home has no offset and the reset policy is fail: set one by name",
+            return Err(Closing::frozen(
+                "the home has no offset and the reset policy is none: set one by name",
             ));
         }
         loop {
@@ -162,13 +174,25 @@ impl<S: FencedSink> Acquire<'_, S> {
         }
     }
 
-    async fn open(&mut self, resume: NextOffset) -> Result<RecordStream, Closing> {
+    /// Goes on with what was read early, if that continues from here; else opens the source.
+    async fn open(&mut self, resume: NextOffset) -> Result<(Vec<Record>, RecordStream), Closing> {
         let running = self.running;
         let (topic, partition) = (&self.grant.topic, self.grant.partition);
+        if let Some(early) = self.early.take() {
+            if let Some(continued) = early.continue_from(resume).await {
+                running.parts.counters.add_continued_early(1);
+                return Ok(continued);
+            }
+            running.parts.source.close(partition).await;
+        }
         let read_ahead = running.parts.settings.read_ahead;
         loop {
             match running.parts.source.open(topic, partition, resume, read_ahead).await {
-                Ok(stream) => return Ok(stream),
+                // It had an offset, so it was there once.
+                Err(error @ SourceError::UnknownPartition { .. }) if resume > NextOffset::ZERO => {
+                    return Err(Closing::frozen(format!("source: {error}")));
+                }
+                Ok(stream) => return Ok((Vec::new(), stream)),
                 Err(error) => self.again("source", error).await?,
             }
         }
@@ -185,6 +209,7 @@ impl<S: FencedSink> Acquire<'_, S> {
 
     fn report(&self, error: Option<String>) {
         let Grant { partition, epoch, .. } = *self.grant;
+        self.running.parts.grants.note(self.grant, self.phase, error.as_ref());
         self.running.link.phase(partition, epoch, self.phase, self.control.position(), error);
     }
 

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tenure_model::limits::RETURNING_WITHIN_MS_MAX;
+use regex::Regex;
+use tenure_model::limits::{RETURNING_WITHIN_MS_MAX, WEIGHT_MAX};
 use tenure_model::{
     Clock, GroupId, GroupSettings, Home, InstanceId, LeaseSettings, MemberId, SettingsError,
     SinkSetting, Takeover, TopicName,
 };
 
-use super::{Consumer, Counters, ErrorPolicy, Parts, Settings};
+use super::{Consumer, Counters, ErrorPolicy, Parts, Settings, Warm};
 use crate::grant::Grant;
 use crate::lease::LeaseCheck;
-use crate::offsets::{COMMIT_INTERVAL, CoordinatorOffsets};
+use crate::offsets::{COMMIT_INTERVAL, CoordinatorOffsets, OffsetMirror};
 use crate::session::SessionConfig;
 use crate::sink::{Enforcement, FencedSink, RegisterOnly};
 use crate::source::{ReadAhead, RecordSource, ResetPolicy};
@@ -46,12 +47,18 @@ pub enum BuildError {
     /// No topic is named.
     #[error("topics is empty: name at least one")]
     NoTopics,
+    /// The pattern of topics is no regular expression.
+    #[error("topics_matching is no regular expression: {0}")]
+    Pattern(String),
     /// A topic is named twice.
     #[error("topic {0} is named twice")]
     TopicTwice(TopicName),
     /// A length or count is zero.
     #[error("{0} is 0: give it a value above 0")]
     Zero(&'static str),
+    /// The weight is too large.
+    #[error("weight is {0}: use 1 to {WEIGHT_MAX}")]
+    Weight(u32),
     /// A return is promised, by nothing that would tell who returns.
     #[error("returning_within needs an instance id to return by: give one")]
     ReturnWithoutInstance,
@@ -67,6 +74,11 @@ pub enum BuildError {
     /// The sink given as home holds no offset.
     #[error("sink {0:?} is given as home, but holds no offset: give it to also()")]
     NotAHome(String),
+    /// A mirror would overwrite the offsets that the home keeps in Kafka's own store.
+    #[error(
+        "mirror is set, but the home keeps its offsets in Kafka transactions: leave the mirror out"
+    )]
+    MirrorOfTransactions,
 }
 
 /// Settings of a consumer; each has a default.
@@ -80,6 +92,8 @@ pub struct ConsumerBuilder<S: FencedSink> {
     takeover: Takeover,
     settings: Settings,
     hook: Option<AcquireHook>,
+    mirror: Option<Arc<dyn OffsetMirror>>,
+    pattern: Option<String>,
 }
 
 impl<S: FencedSink> fmt::Debug for ConsumerBuilder<S> {
@@ -111,6 +125,8 @@ impl ConsumerBuilder<CoordinatorOffsets> {
             takeover: Takeover::default(),
             settings: Settings::default(),
             hook: None,
+            mirror: None,
+            pattern: None,
         }
     }
 
@@ -128,8 +144,19 @@ impl<S: FencedSink> ConsumerBuilder<S> {
     /// Makes `sink` the one home of the offsets, moved by the same step as its data. Default: the coordinator.
     #[must_use]
     pub fn home<T: FencedSink>(self, sink: T) -> ConsumerBuilder<T> {
-        let Self { home: _, offsets, counters, also, source, session, takeover, settings, hook } =
-            self;
+        let Self {
+            home: _,
+            offsets,
+            counters,
+            also,
+            source,
+            session,
+            takeover,
+            settings,
+            hook,
+            mirror,
+            pattern,
+        } = self;
         ConsumerBuilder {
             home: sink,
             offsets,
@@ -140,6 +167,8 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             takeover,
             settings,
             hook,
+            mirror,
+            pattern,
         }
     }
 
@@ -264,6 +293,32 @@ impl<S: FencedSink> ConsumerBuilder<S> {
         self
     }
 
+    /// Share of partitions relative to other members, 1 to 20: one of weight 2 gets twice as many as one of weight 1, as
+    /// near as whole partitions can. Default 1.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.session.weight = weight;
+        self
+    }
+
+    /// Reads all topics whose whole name matches the regular expression `pattern`, beside those that are named; also
+    /// those that appear later, which are read from their first record whatever the reset policy says. New topics are
+    /// looked for every [`topics_interval`](Self::topics_interval). At most 1000 topics in all.
+    ///
+    /// The consumer joins its group once there is a topic to read.
+    #[must_use]
+    pub fn topics_matching(mut self, pattern: impl Into<String>) -> Self {
+        self.pattern = Some(pattern.into());
+        self
+    }
+
+    /// Copies committed offsets to `mirror`, for lag tools. Default: none.
+    #[must_use]
+    pub fn mirror(mut self, mirror: Arc<dyn OffsetMirror>) -> Self {
+        self.mirror = Some(mirror);
+        self
+    }
+
     /// Hook that runs before each step of each acquire; the acquire waits for it. For tests and observation.
     #[must_use]
     pub fn on_acquire_step<F, Fut>(mut self, hook: F) -> Self
@@ -281,14 +336,28 @@ impl<S: FencedSink> ConsumerBuilder<S> {
     ///
     /// The first contradiction found, by name.
     pub fn build(self) -> Result<Consumer<S>, BuildError> {
-        let Self { home, offsets, counters, also, source, mut session, takeover, settings, hook } =
-            self;
+        let Self {
+            home,
+            offsets,
+            counters,
+            also,
+            source,
+            mut session,
+            takeover,
+            settings,
+            hook,
+            mirror,
+            pattern,
+        } = self;
         if session.coordinators.is_empty() {
             return Err(BuildError::NoCoordinators);
         }
-        if session.topics.is_empty() {
+        if session.topics.is_empty() && pattern.is_none() {
             return Err(BuildError::NoTopics);
         }
+        // Anchored: a pattern is meant for whole names.
+        let pattern = pattern.map(|text| Regex::new(&format!("^(?:{text})$"))).transpose();
+        let pattern = pattern.map_err(|error| BuildError::Pattern(error.to_string()))?;
         let mut topics = session.topics.clone();
         topics.sort();
         if let Some(pair) = topics.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -298,11 +367,36 @@ impl<S: FencedSink> ConsumerBuilder<S> {
         if session.partitions_max == Some(0) {
             return Err(BuildError::Zero("partitions_max"));
         }
+        if session.weight == 0 {
+            return Err(BuildError::Zero("weight"));
+        }
+        if session.weight > WEIGHT_MAX {
+            return Err(BuildError::Weight(session.weight));
+        }
         check_return(&session)?;
         session.lease = session.lease.validate()?;
         session.settings = group_settings(&home, &also, takeover)?;
-        let parts = Parts { home, offsets, counters, also, source, settings, hook };
-        Ok(Consumer::new(parts, session))
+        let told = Arc::default();
+        let warm = Warm::default();
+        if mirror.is_some() && session.settings.home == Home::KafkaTransaction {
+            return Err(BuildError::MirrorOfTransactions);
+        }
+        offsets.set_mirror(mirror.clone());
+        let grants = Arc::default();
+        let parts = Parts {
+            home,
+            offsets,
+            counters,
+            also,
+            source,
+            settings,
+            hook,
+            told,
+            grants,
+            warm,
+            mirror,
+        };
+        Ok(Consumer::new(parts, session, pattern))
     }
 }
 

@@ -14,12 +14,18 @@ use super::end::End;
 use super::fault::{Closing, Failure, panic_text};
 use super::policy::{DeadLetter, DeadLetterSink, Then};
 use super::serve::{Service, cause_of, closing_of_end};
+use super::warm::ReadEarly;
+use crate::grant::Grant;
 use crate::session::{Phase, ReleaseReason};
 use crate::sink::FencedSink;
 use crate::source::{Fetched, Record};
 
 /// How often the lease is looked at in a pause: its clock may run apart from the runtime's.
 const LEASE_LOOK: Duration = Duration::from_millis(500);
+
+/// How soon a partition that stands still is looked at again, at first and at last.
+const FREEZE_LOOK_MIN: Duration = Duration::from_secs(1);
+const FREEZE_LOOK_MAX: Duration = Duration::from_secs(30);
 
 /// Shortest pause before a handler or a dead letter is tried again.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -76,12 +82,44 @@ pub(super) struct Ready<W> {
 }
 
 impl<W> From<Acquired<W>> for Ready<W> {
-    fn from(acquired: Acquired<W>) -> Self {
-        Self { acquired, buffer: Buffer::default() }
+    fn from(mut acquired: Acquired<W>) -> Self {
+        let mut buffer = Buffer::default();
+        buffer.push(std::mem::take(&mut acquired.read_early));
+        Self { acquired, buffer }
     }
 }
 
 impl<S: FencedSink> Service<'_, S> {
+    /// As [`Service::acquire`]; what no other owner could acquire either stands still here, visibly, and is looked at
+    /// again now and then, until the cause is gone or the partition is asked for.
+    pub(super) async fn acquire_or_freeze(
+        &self,
+        mut ahead: Option<ReadEarly>,
+    ) -> Result<Acquired<S::Writer>, Closing> {
+        let mut looks = 0_u32;
+        loop {
+            let closing = match self.acquire_with(ahead.take()).await {
+                Err(closing) if closing.freezes => closing,
+                acquired => return acquired,
+            };
+            let Grant { partition, epoch, .. } = *self.grant;
+            let error = format!("frozen: {}", closing.error);
+            if looks == 0 {
+                // It is registered and verified; the coordinator need not look for another owner.
+                let position = self.control.position();
+                self.running.link.acquired(partition, epoch, false, position);
+                self.running.parts.counters.add_frozen(1);
+                tracing::error!(
+                    group = %self.grant.group, topic = %self.grant.topic,
+                    partition = %partition.index, %epoch, error, "partition stands still"
+                );
+            }
+            let pause = (FREEZE_LOOK_MIN * 2_u32.saturating_pow(looks)).min(FREEZE_LOOK_MAX);
+            looks = (looks + 1).min(16);
+            self.pause(pause, &error, &Failure::new(error.clone())).await?;
+        }
+    }
+
     /// Does about a failure what the policy says; answers what the handler's next run starts with, or how the grant ends.
     pub(super) async fn contain(
         &self,
@@ -93,7 +131,7 @@ impl<S: FencedSink> Service<'_, S> {
         if let Some(length) = failure.pause {
             self.settle().await?;
             self.pause(length, &failure.error, &failure).await?;
-            return Ok(self.acquire().await?.into());
+            return Ok(self.acquire_or_freeze(None).await?.into());
         }
         parts.counters.add_handler_failures(1);
         match (policy.retries, &policy.then) {
@@ -105,7 +143,7 @@ impl<S: FencedSink> Service<'_, S> {
             (_, Then::Fail | Then::Park | Then::DeadLetter(_)) => self.settle().await?,
         }
         // Only the home knows how far the handler came, and a new writer is needed anyway.
-        let acquired = self.acquire().await?;
+        let acquired = self.acquire_or_freeze(None).await?;
         let in_a_row = failures.count(acquired.resume);
         failures.singly_before = delivered.max(failures.singly_before);
         if in_a_row <= policy.retries {

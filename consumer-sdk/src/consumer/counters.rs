@@ -11,6 +11,14 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Names of the counts as metrics, in the order of `values`.
+            pub(crate) const METRICS: &[&str] =
+                &[$( concat!("tenure_consumer_", stringify!($name), "_total"), )*];
+
+            pub(crate) fn values(&self) -> Vec<u64> {
+                vec![$( self.$name(), )*]
+            }
+
             $(
                 $(#[$doc])*
                 #[must_use]
@@ -41,6 +49,8 @@ counters! {
     handoffs, add_handoffs;
     /// Partitions acquired.
     acquired, add_acquired;
+    /// Partitions whose reading went on from records that were read before they were owned.
+    continued_early, add_continued_early;
     /// Handlers that failed, panicked or returned without being asked to.
     handler_failures, add_handler_failures;
     /// Handlers that were run again after a failure.
@@ -49,6 +59,8 @@ counters! {
     dead_letters, add_dead_letters;
     /// Partitions that were parked.
     parked, add_parked;
+    /// Partitions that stood still because no owner could read them: out of range, no offset, another topic.
+    frozen, add_frozen;
     /// Handlers aborted because they did not return by their deadline.
     handlers_aborted, add_handlers_aborted;
 }

@@ -20,11 +20,18 @@ pub(super) struct Closing {
     pub(super) error: String,
     /// A sink said it.
     pub(super) by_sink: bool,
+    /// Nobody else could do better: the partition is kept and stands still, until the cause is gone.
+    pub(super) freezes: bool,
 }
 
 impl Closing {
     pub(super) fn new(reason: ReleaseReason, error: impl Into<String>) -> Self {
-        Self { reason, error: error.into(), by_sink: false }
+        Self { reason, error: error.into(), by_sink: false, freezes: false }
+    }
+
+    /// The partition stands still where it is.
+    pub(super) fn frozen(error: impl Into<String>) -> Self {
+        Self { freezes: true, ..Self::new(ReleaseReason::AcquireFailed, error) }
     }
 }
 
@@ -114,9 +121,11 @@ impl From<SourceError> for Obstacle {
             SourceError::Transient(_) | SourceError::UnknownPartition { .. } => {
                 Self::passing(error)
             }
-            SourceError::OtherTopicId { .. }
-            | SourceError::OutOfRange { .. }
-            | SourceError::Fatal(_) => Self::last(ReleaseReason::AcquireFailed, error),
+            // Whoever owns it finds the same: moving it on would only make noise.
+            SourceError::OtherTopicId { .. } | SourceError::OutOfRange { .. } => {
+                Self::Final(Closing::frozen(error.to_string()))
+            }
+            SourceError::Fatal(_) => Self::last(ReleaseReason::AcquireFailed, error),
         }
     }
 }

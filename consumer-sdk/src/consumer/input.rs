@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_model::{Epoch, NextOffset, Partition};
+use tenure_model::{Epoch, NextOffset, Partition, Tick};
 use tokio::time::Instant;
 
 use super::Counters;
 use super::buffer::{Buffer, Room};
 use super::end::{Control, End};
+use super::lifecycle::Told;
 use super::link::Link;
 use crate::offsets::Tracker;
 use crate::session::{LostCause, Phase};
@@ -63,8 +64,11 @@ pub struct Input {
     pub(super) tracker: Option<Arc<Tracker>>,
     pub(super) link: Arc<dyn Link>,
     pub(super) counters: Arc<Counters>,
+    pub(super) told: Arc<Told>,
     pub(super) partition: Partition,
     pub(super) epoch: Epoch,
+    /// Nothing before it is delivered: a stream that was opened early may still hold some.
+    pub(super) resume: NextOffset,
 }
 
 impl std::fmt::Debug for Input {
@@ -146,6 +150,18 @@ impl Input {
         self.control.lost().await
     }
 
+    /// Waits until the member's lease is at risk: two heartbeats in a row have no answer. Answers when it ends, on the
+    /// clock of the grant's lease, unless one comes before.
+    pub async fn lease_at_risk(&self) -> Tick {
+        self.told.lease_at_risk().await
+    }
+
+    /// Whether the member's lease is at risk now.
+    #[must_use]
+    pub fn is_lease_at_risk(&self) -> bool {
+        self.told.is_at_risk()
+    }
+
     /// The next offset to be delivered.
     #[must_use]
     pub fn position(&self) -> NextOffset {
@@ -188,7 +204,10 @@ impl Input {
                 }
             };
             match received {
-                Some(Fetched::Records(records)) => {
+                Some(Fetched::Records(mut records)) => {
+                    if records.first().is_some_and(|first| first.offset < self.resume) {
+                        records.retain(|record| record.offset >= self.resume);
+                    }
                     self.buffer.push(records);
                     if !self.buffer.is_empty() {
                         self.first_at.get_or_insert_with(Instant::now);

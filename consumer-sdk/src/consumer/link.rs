@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tenure_model::{CommitSequence, Epoch, NextOffset, Partition};
+use tenure_model::{CommitSequence, Epoch, NextOffset, Partition, RequestId, TopicName};
 use tokio::sync::{mpsc, oneshot};
 
 use super::batcher::{Queued, send_batches};
@@ -16,6 +16,9 @@ use crate::source::TopicInfo;
 pub(crate) trait Link: Send + Sync + 'static {
     fn report_topics(&self, topics: Vec<TopicInfo>);
 
+    /// The topics to read are others now.
+    fn subscribe(&self, topics: Vec<TopicName>);
+
     fn acquired(
         &self,
         partition: Partition,
@@ -23,6 +26,9 @@ pub(crate) trait Link: Send + Sync + 'static {
         home_initialised: bool,
         resume: NextOffset,
     );
+
+    /// The member has prepared for a partition that is to come, or cannot.
+    fn prepared(&self, partition: Partition, error: Option<String>);
 
     fn phase(
         &self,
@@ -61,6 +67,16 @@ pub(crate) trait Link: Send + Sync + 'static {
         next_offset: NextOffset,
         deadline: Duration,
     ) -> BoxFuture<'a, Result<(), CallError>>;
+
+    /// Moves one offset to any place, once for each name.
+    fn rewind<'a>(
+        &'a self,
+        grant: &'a Grant,
+        sequence: CommitSequence,
+        to: NextOffset,
+        request: &'a RequestId,
+        deadline: Duration,
+    ) -> BoxFuture<'a, Result<(), CallError>>;
 }
 
 /// Session with a real coordinator.
@@ -91,6 +107,10 @@ impl Link for SessionLink {
         self.session.report_topics(topics);
     }
 
+    fn subscribe(&self, topics: Vec<TopicName>) {
+        self.session.subscribe(topics);
+    }
+
     fn acquired(
         &self,
         partition: Partition,
@@ -99,6 +119,10 @@ impl Link for SessionLink {
         resume: NextOffset,
     ) {
         self.session.acquired(partition, epoch, home_initialised, resume);
+    }
+
+    fn prepared(&self, partition: Partition, error: Option<String>) {
+        self.session.prepared(partition, error);
     }
 
     fn phase(
@@ -169,6 +193,27 @@ impl Link for SessionLink {
             // Refused or dropped by a batcher that has ended with the runtime: there is no verdict either way.
             let _queued = self.commits.send(queued);
             answered.await.unwrap_or_else(|_| Err(no_verdict()))
+        })
+    }
+
+    fn rewind<'a>(
+        &'a self,
+        grant: &'a Grant,
+        sequence: CommitSequence,
+        to: NextOffset,
+        request: &'a RequestId,
+        deadline: Duration,
+    ) -> BoxFuture<'a, Result<(), CallError>> {
+        Box::pin(async move {
+            let commit = OffsetCommit {
+                partition: grant.partition,
+                epoch: grant.epoch,
+                sequence,
+                next_offset: to,
+                metadata: Vec::new(),
+            };
+            let coordinator = self.session.coordinator();
+            coordinator.rewind(&grant.group, &grant.member, commit, request, deadline).await
         })
     }
 }

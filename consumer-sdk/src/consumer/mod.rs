@@ -12,19 +12,26 @@ mod counters;
 mod end;
 mod fault;
 mod input;
+mod inspect;
+mod lifecycle;
 mod link;
 mod owned;
 mod policy;
+mod probe;
 mod run;
 mod serve;
+mod stream;
 mod topics;
+mod warm;
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use regex::Regex;
 use tenure_model::{Clock, GroupId, TopicName};
 use tokio::sync::watch;
 
@@ -33,10 +40,19 @@ pub use self::builder::{AcquireStep, BuildError, ConsumerBuilder};
 pub use self::counters::Counters;
 pub use self::end::End;
 pub use self::input::{Batch, HandlerPhase, Input, Limits};
+pub(crate) use self::inspect::Grants;
+pub use self::inspect::Inspector;
+pub(crate) use self::lifecycle::Told;
+pub use self::lifecycle::{LIFECYCLE_EVENTS_MAX, Lifecycle, LifecycleEvents};
 pub(crate) use self::link::Link;
 pub use self::owned::Owned;
 pub use self::policy::{Backoff, DeadLetter, DeadLetterSink, ErrorPolicy, HandlerError, Then};
-use crate::offsets::CoordinatorOffsets;
+pub use self::probe::Probe;
+pub use self::stream::{Finish, Ownership, OwnershipStream, Work};
+use self::topics::Subscription;
+pub use self::warm::Preparation;
+pub(crate) use self::warm::Warm;
+use crate::offsets::{CoordinatorOffsets, OffsetMirror};
 use crate::session::{EndCause, Session, SessionConfig};
 use crate::sink::{BoxError, FencedSink, RegisterOnly};
 use crate::source::{ReadAhead, RecordSource, ResetPolicy};
@@ -89,6 +105,10 @@ pub(crate) struct Parts<S: FencedSink> {
     pub(crate) source: Arc<dyn RecordSource>,
     pub(crate) settings: Settings,
     pub(crate) hook: Option<AcquireHook>,
+    pub(crate) told: Arc<Told>,
+    pub(crate) grants: Arc<Grants>,
+    pub(crate) warm: Warm,
+    pub(crate) mirror: Option<Arc<dyn OffsetMirror>>,
 }
 
 /// Runs once for each owned partition.
@@ -99,6 +119,7 @@ pub(crate) type Handler<S> =
 pub struct Consumer<S: FencedSink = CoordinatorOffsets> {
     parts: Parts<S>,
     session: SessionConfig,
+    pattern: Option<Regex>,
     stop: watch::Sender<Option<Duration>>,
     link: watch::Sender<Option<Weak<dyn Link>>>,
 }
@@ -127,9 +148,9 @@ impl Consumer<CoordinatorOffsets> {
 }
 
 impl<S: FencedSink> Consumer<S> {
-    fn new(parts: Parts<S>, session: SessionConfig) -> Self {
+    fn new(parts: Parts<S>, session: SessionConfig, pattern: Option<Regex>) -> Self {
         let (stop, link) = (watch::Sender::new(None), watch::Sender::new(None));
-        Self { parts, session, stop, link }
+        Self { parts, session, pattern, stop, link }
     }
 
     /// What this consumer did so far; readable while it runs.
@@ -150,6 +171,22 @@ impl<S: FencedSink> Consumer<S> {
         Readiness { link: self.link.subscribe() }
     }
 
+    /// Looks into this consumer while it runs.
+    #[must_use]
+    pub fn inspector(&self) -> Inspector {
+        Inspector {
+            readiness: self.readiness(),
+            grants: Arc::clone(&self.parts.grants),
+            counters: self.counters(),
+        }
+    }
+
+    /// What happens to this consumer from now on, for frameworks that show it or act on it.
+    #[must_use]
+    pub fn lifecycle(&self) -> LifecycleEvents {
+        self.parts.told.listen()
+    }
+
     /// Joins the group and runs `handler` once for each owned partition, until it is stopped.
     ///
     /// The handler runs as a task of its own. It returns `Ok` once its input has ended; an early return gives the
@@ -164,13 +201,93 @@ impl<S: FencedSink> Consumer<S> {
     /// # Errors
     ///
     /// [`ConsumerError`] when the membership ended and is not to be taken up again.
-    pub async fn run<F, Fut>(self, handler: F) -> Result<Stopped, ConsumerError>
+    pub async fn run<F, Fut>(mut self, handler: F) -> Result<Stopped, ConsumerError>
     where
         F: Fn(Owned<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
+        let subscription = self.subscription();
+        let mut stop = self.stop.subscribe();
+        let interval = self.parts.settings.topics_interval;
+        tokio::select! {
+            biased;
+            // Before there is a topic to read, there is no group to leave.
+            Ok(_) = stop.wait_for(Option::is_some) => {
+                return Ok(Stopped { clean: true, handlers_aborted: 0 });
+            }
+            () = subscription.first(&*self.parts.source, interval), if self.pattern.is_some() => {}
+            () = std::future::ready(()), if self.pattern.is_none() => {}
+        }
+        self.session.topics = subscription.names();
         let (session, events) = Session::start(self.session.clone());
-        self.run_with(Arc::new(link::SessionLink::new(session)), events, handler).await
+        let link = Arc::new(link::SessionLink::new(session));
+        self.run_on(link, events, handler, subscription).await
+    }
+
+    fn subscription(&self) -> Arc<Subscription> {
+        Arc::new(Subscription::new(self.session.topics.clone(), self.pattern.clone()))
+    }
+
+    /// As [`Consumer::run`], with `prepare` run ahead of each partition that is to come, while its present owner still
+    /// works: to load state, open connections, fill caches. `own` gets what it made.
+    ///
+    /// The coordinator waits for `prepare` before it asks the present owner, at most for its prepare deadline (30 s by
+    /// default), and then the move costs as little as the last drain. What is loaded early is a hint: between then and
+    /// the cut-over the owner has gone on. Catch it up to [`Owned::resume`], which is read after the fence is in.
+    /// Records are read ahead meanwhile too, and used only if they continue from the resume point.
+    ///
+    /// A partition that comes without a preparation (its owner died, a start of the group) and one whose preparation
+    /// failed are prepared once they are acquired; there an error counts as the handler's. So is one whose handler is
+    /// run again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Consumer::run`].
+    pub async fn run_warm<W, P, PFut, F, Fut>(
+        self,
+        prepare: P,
+        own: F,
+    ) -> Result<Stopped, ConsumerError>
+    where
+        W: Send + 'static,
+        P: Fn(Preparation) -> PFut + Send + Sync + 'static,
+        PFut: Future<Output = Result<W, BoxError>> + Send + 'static,
+        F: Fn(Owned<S>, W) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        let (consumer, handler) = self.into_warm(prepare, own);
+        consumer.run(handler).await
+    }
+
+    /// The consumer and the handler that [`Consumer::run_warm`] runs.
+    pub(crate) fn into_warm<W, P, PFut, F, Fut>(
+        mut self,
+        prepare: P,
+        own: F,
+    ) -> (Self, impl Fn(Owned<S>) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync + 'static)
+    where
+        W: Send + 'static,
+        P: Fn(Preparation) -> PFut + Send + Sync + 'static,
+        PFut: Future<Output = Result<W, BoxError>> + Send + 'static,
+        F: Fn(Owned<S>, W) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        self.session.prepares = true;
+        self.parts.warm = Warm::new(Arc::new(move |preparation| {
+            let load = prepare(preparation);
+            Box::pin(async move { Ok(Box::new(load.await?) as Box<dyn Any + Send>) })
+        }));
+        let own = Arc::new(own);
+        let handler = move |mut owned: Owned<S>| {
+            let (own, loaded) = (Arc::clone(&own), owned.loaded.take());
+            let run = async move {
+                let loaded = loaded.and_then(|loaded| loaded.downcast::<W>().ok());
+                let loaded = loaded.ok_or("nothing was loaded: this is a bug")?;
+                own(owned, *loaded).await
+            };
+            Box::pin(run) as BoxFuture<'static, _>
+        };
+        (self, handler)
     }
 
     /// As [`Consumer::run`], on a session that something else has started.
@@ -184,13 +301,26 @@ impl<S: FencedSink> Consumer<S> {
         F: Fn(Owned<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        let Self { parts, session, stop, link: shown } = self;
+        let subscription = self.subscription();
+        self.run_on(link, events, handler, subscription).await
+    }
+
+    async fn run_on<F, Fut>(
+        self,
+        link: Arc<dyn Link>,
+        events: tokio::sync::mpsc::UnboundedReceiver<crate::session::SessionEvent>,
+        handler: F,
+        topics: Arc<Subscription>,
+    ) -> Result<Stopped, ConsumerError>
+    where
+        F: Fn(Owned<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        let Self { parts, session, pattern: _, stop, link: shown } = self;
         shown.send_replace(Some(Arc::downgrade(&link)));
         let handler: Handler<S> = Arc::new(move |owned| Box::pin(handler(owned)));
         let clock = Arc::clone(&session.clock);
-        run::Running { parts, link, handler, clock, topics: session.topics }
-            .run(events, stop.subscribe())
-            .await
+        run::Running { parts, link, handler, clock, topics }.run(events, stop.subscribe()).await
     }
 }
 

@@ -3,6 +3,7 @@
 use tenure_model::NextOffset;
 
 use super::input::Input;
+use super::warm::Loaded;
 use crate::grant::Grant;
 use crate::sink::FencedSink;
 
@@ -12,6 +13,8 @@ pub struct Owned<S: FencedSink> {
     pub(super) resume: NextOffset,
     pub(super) input: Input,
     pub(super) writer: S::Writer,
+    /// What was prepared for it.
+    pub(super) loaded: Option<Loaded>,
 }
 
 impl<S: FencedSink> std::fmt::Debug for Owned<S> {

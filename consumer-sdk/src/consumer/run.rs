@@ -4,15 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_model::{Epoch, Partition, TopicName};
+use tenure_model::{Epoch, Partition};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::end::{Control, End};
+use super::lifecycle::{Lifecycle, Told};
 use super::link::Link;
+use super::topics::Subscription;
 use super::{ConsumerError, Handler, Parts, SharedClock, Stopped, serve, topics};
 use crate::grant::Grant;
+use crate::metrics;
 use crate::offsets::CoordinatorOffsets;
 use crate::session::{EndCause, LostCause, ReleaseReason, SessionEvent};
 use crate::sink::FencedSink;
@@ -30,11 +34,20 @@ pub(crate) struct Running<S: FencedSink> {
     pub(crate) link: Arc<dyn Link>,
     pub(crate) handler: Handler<S>,
     pub(crate) clock: SharedClock,
-    pub(crate) topics: Vec<TopicName>,
+    pub(crate) topics: Arc<Subscription>,
 }
 
 /// Unbinds the offsets when the run ends or is dropped, so that nothing keeps the session alive.
 struct Bound(CoordinatorOffsets);
+
+/// Tells the end, whichever way the run ends.
+struct Ends(Arc<Told>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.tell(Lifecycle::Ended);
+    }
+}
 
 impl Drop for Bound {
     fn drop(&mut self) {
@@ -51,14 +64,19 @@ impl<S: FencedSink> Running<S> {
         let running = Arc::new(self);
         running.parts.offsets.bind(Arc::clone(&running.link));
         let _bound = Bound(running.parts.offsets.clone());
+        let _ends = Ends(Arc::clone(&running.parts.told));
         let joined = Arc::new(Notify::new());
         let mut background = JoinSet::new();
         background.spawn(topics::report(
             Arc::clone(&running.parts.source),
             Arc::clone(&running.link),
-            running.topics.clone(),
+            Arc::clone(&running.topics),
             running.parts.settings.topics_interval,
             Arc::clone(&joined),
+        ));
+        background.spawn(metrics::publish_on(
+            Arc::clone(&running.parts.counters),
+            Arc::downgrade(&running.link),
         ));
         let mut slots = Slots::new(Arc::clone(&running));
         loop {
@@ -69,7 +87,10 @@ impl<S: FencedSink> Running<S> {
                 }
                 Some(done) = slots.tasks.join_next_with_id() => slots.finished(done),
                 event = events.recv() => match event {
-                    Some(SessionEvent::Joined { .. }) => joined.notify_one(),
+                    Some(SessionEvent::Joined { member_epoch }) => {
+                        running.parts.told.tell(Lifecycle::Joined { member_epoch });
+                        joined.notify_one();
+                    }
                     Some(SessionEvent::Ended { cause }) => {
                         slots.lose_all(&cause).await;
                         return Err(ConsumerError::MembershipEnded(cause));
@@ -106,18 +127,46 @@ struct Slots<S: FencedSink> {
     slots: BTreeMap<Partition, Slot>,
     tasks: JoinSet<()>,
     grants: HashMap<Id, (Partition, Epoch)>,
+    /// Grants that were lost and not followed by another of the same partition here.
+    lost: BTreeMap<Partition, Epoch>,
 }
 
 impl<S: FencedSink> Slots<S> {
     fn new(running: Arc<Running<S>>) -> Self {
-        Self { running, slots: BTreeMap::new(), tasks: JoinSet::new(), grants: HashMap::new() }
+        Self {
+            running,
+            slots: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            grants: HashMap::new(),
+            lost: BTreeMap::new(),
+        }
     }
 
     fn handle(&mut self, event: SessionEvent) {
         match event {
             SessionEvent::Joined { .. } | SessionEvent::Ended { .. } => {}
-            SessionEvent::Granted(grant) => self.granted(grant),
+            SessionEvent::Prepare(preparing) => {
+                let parts = &self.running.parts;
+                self.tell(Lifecycle::Preparing {
+                    topic: preparing.topic.clone(),
+                    partition: preparing.partition,
+                });
+                let (link, ahead) = (&self.running.link, parts.settings.read_ahead);
+                parts.warm.begin(&preparing, &parts.source, ahead, link);
+            }
+            SessionEvent::PreparationEnded { partition } => self.call_off(partition),
+            SessionEvent::LeaseAtRisk { ends_at } => self.tell(Lifecycle::LeaseAtRisk { ends_at }),
+            SessionEvent::LeaseRenewed => self.tell(Lifecycle::LeaseRenewed),
+            SessionEvent::Granted(grant) => {
+                let granted = match self.lost.remove(&grant.partition) {
+                    Some(lost) => Lifecycle::Regained { grant: grant.clone(), lost },
+                    None => Lifecycle::Granted { grant: grant.clone() },
+                };
+                self.tell(granted);
+                self.granted(grant);
+            }
             SessionEvent::Revoked { partition, epoch, deadline } => {
+                self.tell(Lifecycle::Revoking { partition, epoch, deadline });
                 if let Some(control) = self.control(partition, epoch) {
                     control.end(End::Revoked { deadline });
                 } else if self.drop_waiting(partition, epoch) {
@@ -126,6 +175,8 @@ impl<S: FencedSink> Slots<S> {
                 }
             }
             SessionEvent::Lost { partition, epoch, cause } => {
+                self.lost.insert(partition, epoch);
+                self.tell(Lifecycle::Lost { partition, epoch, cause: cause.clone() });
                 if let Some(control) = self.control(partition, epoch) {
                     control.end(End::Lost { cause });
                 } else {
@@ -133,6 +184,23 @@ impl<S: FencedSink> Slots<S> {
                 }
             }
         }
+    }
+
+    fn call_off(&mut self, partition: Partition) {
+        self.tell(Lifecycle::PreparationEnded { partition });
+        if self.running.parts.warm.call_off(partition) && !self.slots.contains_key(&partition) {
+            let source = Arc::clone(&self.running.parts.source);
+            drop(tokio::spawn(async move { source.close(partition).await }));
+        }
+    }
+
+    fn show_count(&self) {
+        let count = self.running.parts.grants.count();
+        ::metrics::gauge!(metrics::PARTITIONS_OWNED).set(count as f64);
+    }
+
+    fn tell(&self, event: Lifecycle) {
+        self.running.parts.told.tell(event);
     }
 
     fn control(&self, partition: Partition, epoch: Epoch) -> Option<&Arc<Control>> {
@@ -159,7 +227,18 @@ impl<S: FencedSink> Slots<S> {
         let control = Arc::new(Control::new());
         let slot = Slot { epoch, control: Arc::clone(&control), next: None };
         self.slots.insert(partition, slot);
-        let task = self.tasks.spawn(serve::serve(Arc::clone(&self.running), grant, control));
+        let span = tracing::info_span!(
+            "partition",
+            group = %grant.group,
+            topic = %grant.topic,
+            partition = %partition.index,
+            %epoch,
+            handoff = %grant.handoff,
+        );
+        self.running.parts.grants.begin(&grant, &control);
+        self.show_count();
+        let serve = serve::serve(Arc::clone(&self.running), grant, control);
+        let task = self.tasks.spawn(serve.instrument(span));
         self.grants.insert(task.id(), (partition, epoch));
     }
 
@@ -169,6 +248,8 @@ impl<S: FencedSink> Slots<S> {
             Err(error) => (error.id(), Some(error)),
         };
         let Some((partition, epoch)) = self.grants.remove(&id) else { return };
+        self.running.parts.grants.end(partition, epoch);
+        self.show_count();
         if let Some(error) = error {
             tracing::error!(%partition, %epoch, %error, "the task of a grant failed: this is a bug");
             self.running.parts.offsets.forget(partition, epoch);
@@ -182,6 +263,7 @@ impl<S: FencedSink> Slots<S> {
     }
 
     fn end_all(&mut self, end: &End) {
+        self.running.parts.warm.call_off_all();
         for (partition, slot) in &mut self.slots {
             slot.control.end(end.clone());
             if let Some(waiting) = slot.next.take() {
@@ -234,8 +316,14 @@ impl<S: FencedSink> Slots<S> {
         self.tasks.abort_all();
         let left = until.saturating_duration_since(Instant::now());
         let running = Arc::clone(&self.running);
+        let mirrored = async {
+            if let Some(mirror) = &running.parts.mirror {
+                mirror.flush(left).await;
+            }
+        };
         let end = async {
-            tokio::join!(running.link.leave(left), running.parts.source.shutdown(left));
+            let source = running.parts.source.shutdown(left);
+            tokio::join!(running.link.leave(left), source, mirrored);
         };
         let left_in_time = tokio::time::timeout_at(until, end).await.is_ok();
         let aborted = running.parts.counters.handlers_aborted() - aborted_before;
@@ -255,7 +343,11 @@ impl<S: FencedSink> Slots<S> {
                     cause: LostCause::MembershipEnded(format!("{cause:?}")),
                 });
             }
+            SessionEvent::Prepare(_) => {}
             event @ (SessionEvent::Joined { .. }
+            | SessionEvent::PreparationEnded { .. }
+            | SessionEvent::LeaseAtRisk { .. }
+            | SessionEvent::LeaseRenewed
             | SessionEvent::Revoked { .. }
             | SessionEvent::Lost { .. }) => self.handle(event),
         }

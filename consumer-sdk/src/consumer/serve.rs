@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tenure_model::Tick;
+use tenure_model::{NextOffset, Tick};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
@@ -13,10 +13,13 @@ use super::contain::{Failures, Ready};
 use super::end::{Control, End};
 use super::fault::{Closing, Failure, panic_text, read_handler_error};
 use super::input::Input;
+use super::lifecycle::Lifecycle;
 use super::owned::Owned;
 use super::run::Running;
+use super::warm::{Early, Loaded, Preparation, ReadEarly, Task, load};
 use crate::grant::Grant;
-use crate::offsets::{CommitError, Tracker};
+use crate::metrics::DRAIN_SECONDS;
+use crate::offsets::{CommitError, MirroredOffset, Tracker};
 use crate::session::{LostCause, Phase, ReleaseReason};
 use crate::sink::{BoxError, FencedSink};
 
@@ -46,8 +49,12 @@ pub(super) async fn serve<S: FencedSink>(
 ) {
     let source_closed = AtomicBool::new(false);
     let service = Service { running: &running, grant: &grant, control: &control, source_closed };
-    let closing = match service.acquire().await {
-        Ok(acquired) => service.run(acquired).await,
+    let (state, ahead) = match running.parts.warm.take(grant.partition) {
+        Some(Early { state, ahead }) => (Some(state), Some(ahead)),
+        None => (None, None),
+    };
+    let closing = match service.acquire_or_freeze(ahead).await {
+        Ok(acquired) => service.run(acquired, state).await,
         Err(closing) => closing,
     };
     service.release(closing).await;
@@ -70,17 +77,24 @@ pub(super) struct Service<'a, S: FencedSink> {
 
 impl<S: FencedSink> Service<'_, S> {
     /// Takes the grant through all steps, for the first time or again: a sink takes the same registration twice.
-    pub(super) async fn acquire(&self) -> Result<Acquired<S::Writer>, Closing> {
+    pub(super) async fn acquire_with(
+        &self,
+        ahead: Option<ReadEarly>,
+    ) -> Result<Acquired<S::Writer>, Closing> {
         self.source_closed.store(false, Ordering::SeqCst);
         tokio::select! {
             biased;
             end = self.control.ended() => Err(closing_of_end(&end)),
-            acquired = acquire(self.running, self.grant, self.control) => acquired,
+            acquired = acquire(self.running, self.grant, self.control, ahead) => acquired,
         }
     }
 
     /// Runs the handler, and again after a failure as the policy says, until the grant ends.
-    async fn run(&self, acquired: Acquired<S::Writer>) -> Closing {
+    async fn run(
+        &self,
+        acquired: Acquired<S::Writer>,
+        mut state: Option<Task<Result<Loaded, String>>>,
+    ) -> Closing {
         let Grant { partition, epoch, .. } = *self.grant;
         let resume = acquired.resume;
         self.running.link.acquired(partition, epoch, true, resume);
@@ -89,9 +103,19 @@ impl<S: FencedSink> Service<'_, S> {
             group = %self.grant.group, topic = %self.grant.topic, partition = %partition.index, %epoch,
             handoff = %self.grant.handoff, resume = %resume, "partition acquired"
         );
+        self.running.parts.told.tell(Lifecycle::Acquired {
+            topic: self.grant.topic.clone(),
+            partition,
+            epoch,
+            resume,
+        });
         let (mut failures, mut ready) = (Failures::new(), Ready::from(acquired));
         loop {
-            let failure = match self.run_handler(ready, &failures).await {
+            let ran = match self.load(state.take(), ready.acquired.resume).await {
+                Ok(loaded) => self.run_handler(ready, &failures, loaded).await,
+                Err(ran) => ran,
+            };
+            let failure = match ran {
                 Ran::Ended(closing) => return closing,
                 Ran::Failed(failure) => failure,
             };
@@ -102,17 +126,54 @@ impl<S: FencedSink> Service<'_, S> {
         }
     }
 
+    /// What the handler is to get beside the partition: loaded early, or now.
+    async fn load(
+        &self,
+        early: Option<Task<Result<Loaded, String>>>,
+        resume: NextOffset,
+    ) -> Result<Option<Loaded>, Ran> {
+        let Some(preparer) = self.running.parts.warm.preparer() else { return Ok(None) };
+        let load = async {
+            if let Some(early) = early {
+                match early.loaded().await {
+                    Ok(loaded) => return Ok(loaded),
+                    Err(error) => tracing::warn!(
+                        partition = %self.grant.partition, epoch = %self.grant.epoch, error,
+                        "early preparation failed, preparing now"
+                    ),
+                }
+            }
+            let Grant { topic, partition, .. } = self.grant.clone();
+            load(preparer, Preparation::late(topic, partition, resume)).await
+        };
+        tokio::select! {
+            biased;
+            end = self.control.ended() => Err(Ran::Ended(closing_of_end(&end))),
+            loaded = load => match loaded {
+                Ok(loaded) => Ok(Some(loaded)),
+                Err(error) => Err(Ran::Failed(Failure::new(format!("prepare: {error}")))),
+            },
+        }
+    }
+
     pub(super) fn tracker(&self) -> Option<Arc<Tracker>> {
         self.running.parts.offsets.tracker(self.grant.partition, self.grant.epoch)
     }
 
     pub(super) fn report(&self, phase: Phase, error: Option<String>) {
         let Grant { partition, epoch, .. } = *self.grant;
+        self.running.parts.grants.note(self.grant, phase, error.as_ref());
         self.running.link.phase(partition, epoch, phase, self.control.position(), error);
     }
 
-    fn start_handler(&self, ready: Ready<S::Writer>, failures: &Failures) -> HandlerTask {
-        let Ready { acquired: Acquired { writer, stream, resume }, buffer } = ready;
+    fn start_handler(
+        &self,
+        ready: Ready<S::Writer>,
+        failures: &Failures,
+        loaded: Option<Loaded>,
+    ) -> HandlerTask {
+        let Ready { acquired, buffer } = ready;
+        let Acquired { writer, stream, resume, read_early: _ } = acquired;
         let Grant { partition, epoch, .. } = *self.grant;
         let parts = &self.running.parts;
         self.report(Phase::Running, failures.shown(resume));
@@ -127,17 +188,24 @@ impl<S: FencedSink> Service<'_, S> {
             tracker: self.tracker(),
             link: Arc::clone(&self.running.link),
             counters: Arc::clone(&parts.counters),
+            told: Arc::clone(&parts.told),
             partition,
             epoch,
+            resume,
         };
-        let owned = Owned { grant: self.grant.clone(), resume, input, writer };
+        let owned = Owned { grant: self.grant.clone(), resume, input, writer, loaded };
         let handler = Arc::clone(&self.running.handler);
         // The call itself is inside the task, so that its panic is contained too.
         HandlerTask(tokio::spawn(async move { handler(owned).await }))
     }
 
-    async fn run_handler(&self, ready: Ready<S::Writer>, failures: &Failures) -> Ran {
-        let mut handler = self.start_handler(ready, failures);
+    async fn run_handler(
+        &self,
+        ready: Ready<S::Writer>,
+        failures: &Failures,
+        loaded: Option<Loaded>,
+    ) -> Ran {
+        let mut handler = self.start_handler(ready, failures, loaded);
         let tracker = self.tracker();
         let mut position = tokio::time::interval(POSITION_INTERVAL);
         let end = loop {
@@ -150,6 +218,9 @@ impl<S: FencedSink> Service<'_, S> {
                 }
                 _tick = position.tick() => {
                     self.report(Phase::Running, failures.shown(self.control.position()));
+                    if tracker.is_none() {
+                        self.mirror_position();
+                    }
                 }
             }
         };
@@ -157,7 +228,11 @@ impl<S: FencedSink> Service<'_, S> {
             self.report(Phase::Draining, None);
         }
         let bound = end.deadline().map_or(CLOSE_MAX, |deadline| self.until(deadline) / 2);
+        let begun = Instant::now();
         let ((), result) = tokio::join!(self.close_source(bound), self.drain(&mut handler, &end));
+        if let End::Revoked { .. } = end {
+            metrics::histogram!(DRAIN_SECONDS).record(begun.elapsed());
+        }
         match result {
             Some(result) => self.read_result(result),
             None => {
@@ -166,6 +241,18 @@ impl<S: FencedSink> Service<'_, S> {
                 let error = format!("handler did not return in time, aborted; {}", closing.error);
                 Ran::Ended(Closing { error, ..closing })
             }
+        }
+    }
+
+    /// With a sink as home, what the handler has taken is all that is known here of what it has committed.
+    fn mirror_position(&self) {
+        if let Some(mirror) = &self.running.parts.mirror {
+            mirror.note(MirroredOffset {
+                topic: self.grant.topic.clone(),
+                partition: self.grant.partition,
+                epoch: self.grant.epoch,
+                next_offset: self.control.position(),
+            });
         }
     }
 
@@ -263,11 +350,12 @@ impl<S: FencedSink> Service<'_, S> {
         if closing.reason == ReleaseReason::Revoked {
             parts.counters.add_handoffs(1);
         }
-        let Closing { reason, error, by_sink: _ } = closing;
+        let Closing { reason, error, by_sink: _, freezes: _ } = closing;
         tracing::info!(
             group = %self.grant.group, topic = %self.grant.topic, partition = %partition.index, %epoch,
             handoff = %self.grant.handoff, ?reason, error, "partition given back"
         );
+        parts.told.tell(Lifecycle::Released { partition, epoch, reason, error: error.clone() });
         self.running.link.release(partition, epoch, next_offset, reason, error);
     }
 

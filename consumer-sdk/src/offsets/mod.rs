@@ -5,6 +5,7 @@
 //! this home is *at least once*: what was done and not yet committed is done again by the next owner.
 
 mod delivered;
+mod mirror;
 mod tracker;
 
 use std::fmt;
@@ -12,10 +13,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use tenure_model::{CommitSequence, Epoch, ErrorCode, Home, NextOffset, Partition};
+use tenure_model::{CommitSequence, Epoch, ErrorCode, Home, NextOffset, Partition, RequestId};
 
+pub use self::mirror::{MirroredOffset, OffsetMirror};
 pub(crate) use self::tracker::{Tracker, grant_is_over};
-use crate::consumer::{Counters, Link};
+use crate::consumer::{Counters, HandlerError, Link};
 use crate::grant::Grant;
 use crate::lease::LeaseEnded;
 use crate::sink::{
@@ -88,6 +90,7 @@ struct Shared {
     trackers: DashMap<(Partition, Epoch), Arc<Tracker>>,
     counters: Arc<Counters>,
     commit_interval: Duration,
+    mirror: RwLock<Option<Arc<dyn OffsetMirror>>>,
 }
 
 impl fmt::Debug for CoordinatorOffsets {
@@ -100,9 +103,18 @@ impl fmt::Debug for CoordinatorOffsets {
 
 impl CoordinatorOffsets {
     pub(crate) fn new(counters: Arc<Counters>, commit_interval: Duration) -> Self {
-        let shared =
-            Shared { link: RwLock::new(None), trackers: DashMap::new(), counters, commit_interval };
+        let shared = Shared {
+            link: RwLock::new(None),
+            trackers: DashMap::new(),
+            counters,
+            commit_interval,
+            mirror: RwLock::new(None),
+        };
         Self { shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn set_mirror(&self, mirror: Option<Arc<dyn OffsetMirror>>) {
+        *self.shared.mirror.write().unwrap_or_else(PoisonError::into_inner) = mirror;
     }
 
     pub(crate) fn bind(&self, link: Arc<dyn Link>) {
@@ -157,6 +169,7 @@ impl FencedSink for CoordinatorOffsets {
             Arc::clone(&self.shared.counters),
             self.shared.commit_interval,
             sequence,
+            self.shared.mirror.read().unwrap_or_else(PoisonError::into_inner).clone(),
         ));
         let key = (grant.partition, grant.epoch);
         self.shared.trackers.insert(key, Arc::clone(&tracker));
@@ -195,6 +208,36 @@ impl OffsetWriter {
     /// Marks every delivered record before `next` as done.
     pub fn done_before(&mut self, next: NextOffset) {
         self.tracker.done_before(next);
+    }
+
+    /// Moves the offset to `to`, also back, and has the handler run again from there: return what this answers.
+    ///
+    /// `name` makes it happen once. A handler that finds the same reason again, after a crash or a move, rewinds under
+    /// the same name and nothing happens: its offset stays where it has come to since.
+    ///
+    /// ```no_run
+    /// # use tenure_sdk::{OffsetWriter, model::{NextOffset, RequestId}};
+    /// # async fn example(offsets: OffsetWriter) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let again = RequestId::new("prices-were-wrong-2026-11")?;
+    /// Err(offsets.rewind(NextOffset::ZERO, &again).await?.into())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`OffsetWriter::flush`].
+    pub async fn rewind(
+        self,
+        to: NextOffset,
+        name: &RequestId,
+    ) -> Result<HandlerError, CommitError> {
+        self.tracker.rewind(to, name).await?;
+        Ok(HandlerError::pause_for(Duration::ZERO, format!("rewound to {to} as {name}")))
+    }
+
+    /// Moves the position forward without a record, for sources that have none.
+    pub(crate) fn move_to(&mut self, next: NextOffset) {
+        self.tracker.move_to(next);
     }
 
     /// Everything before it is done.

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_model::{CommitSequence, ErrorCode, NextOffset, Partition, RetryClass};
+use tenure_model::{CommitSequence, ErrorCode, NextOffset, Partition, RequestId, RetryClass};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::delivered::Delivered;
-use super::{CommitError, UNDONE_RECORDS_MAX};
+use super::{CommitError, MirroredOffset, OffsetMirror, UNDONE_RECORDS_MAX};
 use crate::consumer::{Counters, Link};
 use crate::grant::Grant;
 use crate::lease::LeaseEnded;
@@ -47,6 +47,7 @@ pub(crate) struct Tracker {
     link: Arc<dyn Link>,
     counters: Arc<Counters>,
     commit_interval: Duration,
+    mirror: Option<Arc<dyn OffsetMirror>>,
     state: Mutex<State>,
     work: Notify,
     /// Rises whenever a commit was answered, there is room again, or the tracker was closed. Not for each record:
@@ -61,6 +62,7 @@ impl Tracker {
         counters: Arc<Counters>,
         commit_interval: Duration,
         sequence: CommitSequence,
+        mirror: Option<Arc<dyn OffsetMirror>>,
     ) -> Self {
         let state = State {
             delivered: Delivered::default(),
@@ -78,6 +80,7 @@ impl Tracker {
             link,
             counters,
             commit_interval,
+            mirror,
             state: Mutex::new(state),
             work: Notify::new(),
             moved: watch::Sender::new(0),
@@ -137,6 +140,12 @@ impl Tracker {
 
     pub(super) fn done_before(&self, next: NextOffset) {
         self.advance(|delivered| delivered.done_before(next));
+    }
+
+    /// Moves the low-water mark forward where nothing is delivered.
+    pub(super) fn move_to(&self, next: NextOffset) {
+        let current = self.state().low_water;
+        self.advance(|delivered| (delivered.count() == 0 && next > current).then_some(next));
     }
 
     /// Marks records and moves the low-water mark over what is done without a hole.
@@ -278,6 +287,14 @@ impl Tracker {
             let last = match tokio::time::timeout(bound, call).await {
                 Ok(Ok(())) => {
                     self.counters.add_commits(1);
+                    if let Some(mirror) = &self.mirror {
+                        mirror.note(MirroredOffset {
+                            topic: self.grant.topic.clone(),
+                            partition: self.grant.partition,
+                            epoch: self.grant.epoch,
+                            next_offset: next,
+                        });
+                    }
                     return Ok(());
                 }
                 Ok(Err(CallError::Refused(refused))) => match refused.code.retry_class() {
@@ -296,6 +313,36 @@ impl Tracker {
             unknown = Some(CommitError::Unknown { last });
             tokio::time::sleep(REPEAT_PAUSE).await;
         }
+    }
+
+    /// Moves the offset to `to`, once for each `request`. Nothing may be done under this tracker meanwhile.
+    pub(super) async fn rewind(
+        &self,
+        to: NextOffset,
+        request: &RequestId,
+    ) -> Result<(), CommitError> {
+        self.flush().await?;
+        let sequence = CommitSequence(self.state().sequence.0 + 1);
+        loop {
+            self.grant.lease.check()?;
+            let bound = self.grant.lease.remaining().clamp(REPEAT_PAUSE, CALL_MAX);
+            match self.link.rewind(&self.grant, sequence, to, request, bound).await {
+                Ok(()) => break,
+                Err(CallError::Refused(refused)) => match refused.code.retry_class() {
+                    RetryClass::Never => return Err(self.refused(refused)),
+                    RetryClass::AfterBackoff | RetryClass::OtherNode | RetryClass::Unknown => {}
+                },
+                Err(CallError::Unknown { .. }) => {}
+            }
+            tokio::time::sleep(REPEAT_PAUSE).await;
+        }
+        let mut state = self.state();
+        state.sequence = sequence;
+        state.delivered = Delivered::default();
+        // The release must not move the offset forward again; the next run of the handler reads it anew.
+        state.low_water = NextOffset::ZERO;
+        state.committed = NextOffset::ZERO;
+        Ok(())
     }
 
     fn refused(&self, refused: Refused) -> CommitError {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tenure_model::{
-    CommitSequence, Epoch, ErrorCode, GroupId, MemberId, NextOffset, Partition, RetryClass,
-    TopicName, limits,
+    CommitSequence, Epoch, ErrorCode, GroupId, MemberId, NextOffset, Partition, RequestId,
+    RetryClass, TopicName, limits,
 };
 use tenure_proto::convert::partition_to_wire;
 use tenure_proto::{error_of_status, v1};
@@ -193,6 +193,36 @@ impl CoordinatorClient {
             }));
         }
         Ok(verdicts)
+    }
+
+    /// Moves one offset to any place, also back, under the grant that it names. `request` makes it happen once: repeating
+    /// it does nothing, whatever was committed since.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`]; after [`CallError::Unknown`] repeat it under the same name.
+    pub async fn rewind(
+        &self,
+        group: &GroupId,
+        member: &MemberId,
+        commit: OffsetCommit,
+        request: &RequestId,
+        deadline: Duration,
+    ) -> Result<(), CallError> {
+        let request = v1::RewindRequest {
+            group: group.to_string(),
+            member: member.to_string(),
+            commit: Some(wire::offset_commit(&commit)),
+            request: request.to_string(),
+        };
+        self.call(Repeat::Safe, deadline, |channel| {
+            let request = request.clone();
+            async move {
+                let mut client = v1::offsets_client::OffsetsClient::new(channel);
+                client.rewind(request).await.map(|_index| ())
+            }
+        })
+        .await
     }
 
     /// Asks whether grants are current; one verdict each, in order. Linearizable.

@@ -36,6 +36,11 @@ pub struct SessionConfig {
     pub lease_check: LeaseCheck,
     /// Whether a membership that expired is followed by a new one, under a new member id. Default true.
     pub rejoin: bool,
+    /// Whether the member prepares for partitions before it gets them: moves to it wait for that. Default false.
+    pub prepares: bool,
+    /// Share of partitions relative to other members, 1 to 20: one of weight 2 gets twice as many as one of weight 1.
+    /// Default 1.
+    pub weight: u32,
     /// Clock that leases are counted on. Default [`BootClock`].
     pub clock: Arc<dyn Clock>,
 }
@@ -57,6 +62,8 @@ impl SessionConfig {
             client: client_name(),
             lease_check: LeaseCheck::On,
             rejoin: true,
+            prepares: false,
+            weight: 1,
             clock: Arc::new(BootClock),
         }
     }

@@ -214,6 +214,8 @@ impl Driver {
             partitions_max: config.partitions_max,
             client: config.client.clone(),
             rejoin: config.rejoin,
+            prepares: config.prepares,
+            weight: config.weight,
             seed: rand::random(),
         });
         Self {
@@ -301,6 +303,28 @@ impl Driver {
             }
             Output::LeaderFound { address } => self.client.found_leader(&address),
             Output::LeaseEnds { at } => self.view.change(|state| state.lease_ends_at = at),
+            Output::LeaseAtRisk { ends_at } => {
+                let remaining = ends_at.since(self.config.clock.now());
+                tracing::warn!(
+                    group = %self.config.group, ?remaining,
+                    "lease at risk: heartbeats are not answered"
+                );
+                self.say(SessionEvent::LeaseAtRisk { ends_at });
+            }
+            Output::LeaseRenewed => {
+                tracing::info!(group = %self.config.group, "lease renewed");
+                self.say(SessionEvent::LeaseRenewed);
+            }
+            Output::Prepare(preparing) => {
+                tracing::info!(
+                    group = %self.config.group, topic = %preparing.topic,
+                    partition = %preparing.partition, "to be prepared"
+                );
+                self.say(SessionEvent::Prepare(preparing));
+            }
+            Output::PreparationEnded { partition } => {
+                self.say(SessionEvent::PreparationEnded { partition });
+            }
             Output::Granted(granted) => self.granted(granted),
             Output::Lease { partition, epoch, change } => self.move_lease(partition, epoch, change),
             Output::Revoked { partition, epoch, deadline } => {

@@ -1,6 +1,6 @@
 //! What a session says and what it is told.
 
-use tenure_model::{Epoch, ErrorCode, MemberEpoch, Partition, Tick};
+use tenure_model::{Epoch, ErrorCode, MemberEpoch, NextOffset, Partition, Tick, TopicName};
 
 use crate::grant::Grant;
 
@@ -11,6 +11,21 @@ pub enum SessionEvent {
     Joined {
         /// Identity of the membership.
         member_epoch: MemberEpoch,
+    },
+    /// Two heartbeats in a row have no answer: every grant ends at this moment, unless one comes.
+    LeaseAtRisk {
+        /// End of the member's lease.
+        ends_at: Tick,
+    },
+    /// The lease that was at risk was renewed.
+    LeaseRenewed,
+    /// A partition that is to come, while another still owns it: load what it will need. No grant: nothing may be
+    /// registered or written for it.
+    Prepare(Preparing),
+    /// The partition does not come.
+    PreparationEnded {
+        /// The partition.
+        partition: Partition,
     },
     /// A partition under a new epoch; its lease is live.
     Granted(Grant),
@@ -37,6 +52,21 @@ pub enum SessionEvent {
         /// Why.
         cause: EndCause,
     },
+}
+
+/// A partition that is to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preparing {
+    /// Name of the topic.
+    pub topic: TopicName,
+    /// The partition.
+    pub partition: Partition,
+    /// Whether the home of the offset certainly has one.
+    pub home_initialised: bool,
+    /// A hint: where the owner reads now. The resume point may be another.
+    pub next_offset: Option<NextOffset>,
+    /// When the move goes on without the preparation.
+    pub deadline: Tick,
 }
 
 /// Why a grant ended without a drain.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tenure_model::{Clock, Epoch, MemberId, NextOffset, Partition, Tick};
+use tenure_model::{Clock, Epoch, MemberId, NextOffset, Partition, Tick, TopicName};
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::CoordinatorClient;
@@ -72,6 +72,11 @@ impl SessionHandle {
         self.act(Act::ReportTopics { topics });
     }
 
+    /// Changes the topics to read, 1 to 1000.
+    pub fn subscribe(&self, topics: Vec<TopicName>) {
+        self.act(Act::Subscribe { topics });
+    }
+
     /// Says that a grant is registered, verified and resumed: it runs from `resume`.
     pub fn acquired(
         &self,
@@ -81,6 +86,11 @@ impl SessionHandle {
         resume: NextOffset,
     ) {
         self.act(Act::Acquired { partition, epoch, home_initialised, resume });
+    }
+
+    /// Says that the member has prepared for a partition that is to come, or why it cannot. Once for each preparation.
+    pub fn prepared(&self, partition: Partition, error: Option<String>) {
+        self.act(Act::Prepared { partition, error });
     }
 
     /// Notes how far a grant has come; goes up with the next heartbeat.

@@ -34,7 +34,7 @@ use self::acts::Acts;
 use self::grants::Grants;
 use self::link::{Addresses, Link};
 use super::client::Refused;
-use super::event::{EndCause, LostCause, Phase, ReleaseReason};
+use super::event::{EndCause, LostCause, Phase, Preparing, ReleaseReason};
 use super::retry::Backoff;
 use super::wire;
 use crate::source::TopicInfo;
@@ -64,6 +64,10 @@ pub struct Settings {
     pub client: String,
     /// Whether a membership that expired is followed by a new one.
     pub rejoin: bool,
+    /// Whether the member prepares for partitions before it gets them.
+    pub prepares: bool,
+    /// Share of partitions relative to others.
+    pub weight: u32,
     /// Seed of the pauses between attempts.
     pub seed: u64,
 }
@@ -99,6 +103,11 @@ pub enum Act {
         /// All topics that were found.
         topics: Vec<TopicInfo>,
     },
+    /// The topics to read from now on. A change is said by joining anew, as the same membership.
+    Subscribe {
+        /// All of them.
+        topics: Vec<TopicName>,
+    },
     /// A grant is registered, verified and resumed.
     Acquired {
         /// The partition.
@@ -109,6 +118,13 @@ pub enum Act {
         home_initialised: bool,
         /// Where it resumed.
         resume: NextOffset,
+    },
+    /// The member has prepared for a partition, or cannot.
+    Prepared {
+        /// The partition.
+        partition: Partition,
+        /// Why it could not.
+        error: Option<String>,
     },
     /// How far a grant has come.
     Phase {
@@ -172,7 +188,21 @@ pub enum Output {
         /// End of the lease.
         at: Option<Tick>,
     },
-    /// A partition under a new epoch.
+    /// Two heartbeats in a row are without an answer, and the member's own lease ends at this moment if none comes.
+    LeaseAtRisk {
+        /// End of the lease.
+        ends_at: Tick,
+    },
+    /// The lease that was at risk was renewed.
+    LeaseRenewed,
+    /// A partition that is to come; nothing of it is owned.
+    Prepare(Preparing),
+    /// It does not come.
+    PreparationEnded {
+        /// The partition.
+        partition: Partition,
+    },
+    /// A partition under a new epoch. What was prepared for it counts from here on.
     Granted(Granted),
     /// The lease of a grant moves.
     Lease {
@@ -306,6 +336,7 @@ impl Machine {
         }
         // After it: a drain that is over already ends the grant now.
         self.expire_leases(now, &mut out);
+        self.look_for_risk(now, &mut out);
         self.advance(now, &mut out);
         out
     }
@@ -315,7 +346,8 @@ impl Machine {
     pub fn next_wake(&self) -> Option<Tick> {
         let link = self.link.next_wake(&self.lengths);
         let retry = if self.link.is_live() { self.acts.next_retry() } else { None };
-        [link, retry, self.grants.next_end()].into_iter().flatten().min()
+        let risk = self.grants.risk_at(&self.lengths);
+        [link, retry, self.grants.next_end(), risk].into_iter().flatten().min()
     }
 
     /// Id of the present membership.

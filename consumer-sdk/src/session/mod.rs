@@ -19,5 +19,5 @@ pub use client::{
 };
 pub use config::SessionConfig;
 pub use driver::Session;
-pub use event::{EndCause, LostCause, Phase, ReleaseReason, SessionEvent};
+pub use event::{EndCause, LostCause, Phase, Preparing, ReleaseReason, SessionEvent};
 pub use handle::SessionHandle;

@@ -15,6 +15,17 @@ use crate::source::TopicInfo;
 pub(super) struct Assignment {
     pub(super) version: Index,
     pub(super) partitions: Vec<Assigned>,
+    pub(super) preparing: Vec<Preparing>,
+}
+
+/// One partition that is to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Preparing {
+    pub(super) partition: Partition,
+    pub(super) topic: TopicName,
+    pub(super) home_initialised: bool,
+    pub(super) next_offset: Option<NextOffset>,
+    pub(super) remaining: std::time::Duration,
 }
 
 /// One partition of an assignment.
@@ -34,7 +45,20 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, Malformed> 
     let found = wire.partitions.len();
     convert::at_most("assignment.partitions", found, limits::GROUP_PARTITIONS_MAX)?;
     let partitions = wire.partitions.into_iter().map(assigned).collect::<Result<_, _>>()?;
-    Ok(Assignment { version: Index(wire.version), partitions })
+    let found = wire.preparing.len();
+    convert::at_most("assignment.preparing", found, limits::GROUP_PARTITIONS_MAX)?;
+    let preparing = wire.preparing.into_iter().map(preparing).collect::<Result<_, _>>()?;
+    Ok(Assignment { version: Index(wire.version), partitions, preparing })
+}
+
+fn preparing(wire: v1::Preparing) -> Result<Preparing, Malformed> {
+    Ok(Preparing {
+        partition: convert::partition("preparing.partition", wire.partition.as_ref())?,
+        topic: convert::name("preparing.topic", &wire.topic)?,
+        home_initialised: wire.home_initialised,
+        next_offset: optional_offset("preparing.next_offset", wire.next_offset)?,
+        remaining: std::time::Duration::from_millis(wire.remaining_ms),
+    })
 }
 
 fn assigned(wire: v1::Assigned) -> Result<Assigned, Malformed> {

@@ -9,14 +9,16 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tenure_model::{
     Clock, CommitSequence, Epoch, ErrorCode, GroupId, Index, MemberEpoch, MemberId, NextOffset,
-    Partition, Tick, TopicName,
+    Partition, RequestId, Tick, TopicName,
 };
 use tokio::sync::{mpsc, watch};
 
-use crate::consumer::{Consumer, ConsumerError, Link, Owned, Stopped};
+use crate::consumer::{Consumer, ConsumerError, Link, Owned, Preparation, Stopped};
 use crate::grant::{Grant, Resource};
 use crate::lease::{Lease, LeaseCheck};
-use crate::session::{CallError, EndCause, LostCause, Phase, Refused, ReleaseReason, SessionEvent};
+use crate::session::{
+    CallError, EndCause, LostCause, Phase, Preparing, Refused, ReleaseReason, SessionEvent,
+};
 use crate::sink::{BoxError, FencedSink, Verified};
 use crate::source::TopicInfo;
 
@@ -55,6 +57,7 @@ struct Held {
     committed: Option<NextOffset>,
     sequence: CommitSequence,
     initialised: bool,
+    rewind: Option<RequestId>,
 }
 
 impl fmt::Debug for MemoryCoordinator {
@@ -103,6 +106,30 @@ impl MemoryCoordinator {
         self.note(format!("{member} joined"));
         let link = MemoryLink { coordinator: self.clone(), member: member.clone() };
         consumer.run_with(Arc::new(link), received, handler).await
+    }
+
+    /// As [`MemoryCoordinator::run`], of a consumer that prepares.
+    ///
+    /// # Errors
+    ///
+    /// As [`Consumer::run_warm`].
+    pub async fn run_warm<S, W, P, PFut, F, Fut>(
+        &self,
+        member: &MemberId,
+        consumer: Consumer<S>,
+        prepare: P,
+        own: F,
+    ) -> Result<Stopped, ConsumerError>
+    where
+        S: FencedSink,
+        W: Send + 'static,
+        P: Fn(Preparation) -> PFut + Send + Sync + 'static,
+        PFut: Future<Output = Result<W, BoxError>> + Send + 'static,
+        F: Fn(Owned<S>, W) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        let (consumer, handler) = consumer.into_warm(prepare, own);
+        self.run(member, consumer, handler).await
     }
 
     /// Gives a partition to a member elsewhere under the next epoch; nobody is told. Answers the epoch.
@@ -158,6 +185,53 @@ impl MemoryCoordinator {
             token: None,
             lease: Lease::new(Arc::clone(clock), Tick(u64::MAX), *check),
         }
+    }
+
+    /// Tells a member that a partition is to come, which another reads at `next_offset`.
+    pub fn prepare(
+        &self,
+        member: &MemberId,
+        topic: &TopicName,
+        partition: Partition,
+        next_offset: Option<NextOffset>,
+    ) {
+        let deadline = self.inner.clock.now().after(LOGGED_MAX);
+        let (topic, home_initialised) = (topic.clone(), next_offset.is_some());
+        let preparing = Preparing { topic, partition, home_initialised, next_offset, deadline };
+        self.send(member, SessionEvent::Prepare(preparing));
+    }
+
+    /// Tells a member that a partition does not come after all.
+    pub fn call_off(&self, member: &MemberId, partition: Partition) {
+        self.send(member, SessionEvent::PreparationEnded { partition });
+    }
+
+    /// Tells a member that its lease is at risk, or renewed.
+    pub fn put_lease_at_risk(&self, member: &MemberId, at_risk: bool) {
+        let event = match at_risk {
+            true => SessionEvent::LeaseAtRisk { ends_at: self.inner.clock.now().after(LOGGED_MAX) },
+            false => SessionEvent::LeaseRenewed,
+        };
+        self.send(member, event);
+    }
+
+    /// Commits an offset in the name of a member elsewhere, which must hold the partition at `epoch`.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub fn commit_as(
+        &self,
+        member: &MemberId,
+        partition: Partition,
+        epoch: Epoch,
+        next: NextOffset,
+    ) {
+        self.check(member, partition, epoch).expect("the member holds the partition");
+        let mut state = self.state();
+        let held = state.partitions.entry(partition).or_default();
+        held.committed = Some(next);
+        held.initialised = true;
     }
 
     /// Asks a member for a partition that it holds, or held, at `epoch`.
@@ -270,6 +344,11 @@ impl Link for MemoryLink {
         }
     }
 
+    fn subscribe(&self, topics: Vec<TopicName>) {
+        let names: Vec<&str> = topics.iter().map(TopicName::as_str).collect();
+        self.coordinator.note(format!("{} subscribes to {}", self.member, names.join(", ")));
+    }
+
     fn acquired(
         &self,
         partition: Partition,
@@ -281,6 +360,11 @@ impl Link for MemoryLink {
             held.initialised |= home_initialised;
         }
         self.coordinator.note(format!("acquired {} at {epoch} from {resume}", partition.index));
+    }
+
+    fn prepared(&self, partition: Partition, error: Option<String>) {
+        let error = error.map_or_else(String::new, |error| format!(": {error}"));
+        self.coordinator.note(format!("prepared {}{error}", partition.index));
     }
 
     fn phase(
@@ -385,6 +469,34 @@ impl Link for MemoryLink {
                 current_epoch: None,
             };
             if newer { Ok(()) } else { Err(CallError::Refused(stale)) }
+        })
+    }
+
+    fn rewind<'a>(
+        &'a self,
+        grant: &'a Grant,
+        sequence: CommitSequence,
+        to: NextOffset,
+        request: &'a RequestId,
+        deadline: Duration,
+    ) -> BoxFuture<'a, Result<(), CallError>> {
+        Box::pin(async move {
+            let Grant { partition, epoch, .. } = *grant;
+            self.coordinator.answering(deadline).await?;
+            self.coordinator.check(&grant.member, partition, epoch)?;
+            let mut state = self.coordinator.state();
+            let held = state.partitions.entry(partition).or_default();
+            let is_new = held.rewind.as_ref() != Some(request);
+            if is_new {
+                held.sequence = sequence;
+                held.committed = Some(to);
+                held.rewind = Some(request.clone());
+            }
+            drop(state);
+            let verdict = if is_new { "done" } else { "done before" };
+            let index = partition.index;
+            self.coordinator.note(format!("rewind {request} {index} {epoch} to {to}: {verdict}"));
+            Ok(())
         })
     }
 }

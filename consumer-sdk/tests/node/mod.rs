@@ -101,7 +101,11 @@ impl Node {
     }
 
     fn assignment(state: &State) -> v1::Assignment {
-        v1::Assignment { version: state.version, partitions: state.assigned.clone() }
+        v1::Assignment {
+            version: state.version,
+            partitions: state.assigned.clone(),
+            preparing: vec![],
+        }
     }
 
     /// Answer to one message; nothing: the stream ends.
@@ -138,6 +142,7 @@ impl Node {
                     Some(down)
                 }
                 Up::Acquired(acquired) => Some(done(acquired.request)),
+                Up::Prepared(prepared) => Some(done(prepared.request)),
                 Up::ReportTopics(report) => Some(done(report.request)),
                 Up::Leave(leave) => Some(done(leave.request)),
             }
@@ -211,6 +216,13 @@ impl Offsets for Node {
             return Err(Status::unavailable("the answer is lost"));
         }
         Ok(Response::new(v1::CommitResponse { verdicts, index: 1 }))
+    }
+
+    async fn rewind(
+        &self,
+        _request: Request<v1::RewindRequest>,
+    ) -> Result<Response<v1::RewindResponse>, Status> {
+        Err(Status::unimplemented("nobody rewinds here"))
     }
 
     async fn fetch(

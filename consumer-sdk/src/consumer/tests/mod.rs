@@ -3,7 +3,11 @@
 mod acquire;
 mod ends;
 mod errors;
+mod events;
+mod frozen;
 mod offsets;
+mod patterns;
+mod warm;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -297,3 +297,35 @@ async fn task_that_the_handler_left_behind_gets_no_more_records() {
     let limits = Limits { records: 1, ..Limits::DEFAULT };
     assert!(input.next_batch(&limits).await.is_none(), "4 records were received and not delivered");
 }
+
+#[tokio::test(start_paused = true)]
+async fn rewind_runs_the_handler_again_from_there_and_happens_once_for_its_name() {
+    let bench = Bench::new(1);
+    bench.append(0, 6);
+    let notes = bench.coordinator.clone();
+    let again = tenure_model::RequestId::new("again").unwrap();
+    let handler = move |owned: Owned<CoordinatorOffsets>| {
+        let (notes, again) = (notes.clone(), again.clone());
+        async move {
+            notes.note(format!("run from {}", owned.resume()));
+            let (mut input, mut offsets) = owned.split();
+            while let Some(batch) = input.next_batch(&Limits::DEFAULT).await {
+                batch.iter().for_each(|record| offsets.done(record));
+                if batch.next().get() == 6 {
+                    let to = NextOffset::new(2).unwrap();
+                    return Err(offsets.rewind(to, &again).await?.into());
+                }
+            }
+            Ok(())
+        }
+    };
+    let consumer = bench.builder().build().unwrap();
+    let counters = consumer.counters();
+    let _run = bench.run(consumer, handler).await;
+    bench.grant(0);
+    bench.coordinator.logged("rewind again 0 e1 to 2: done before").await;
+    bench.coordinator.logged("run from 6").await;
+    assert_eq!(bench.lines(&["run from"]), ["run from 0", "run from 2", "run from 6"]);
+    assert_eq!((bench.committed(0), counters.handler_failures()), (Some(6), 0));
+    assert_eq!(bench.lines(&["release"]), Vec::<String>::new());
+}

@@ -14,7 +14,8 @@ use crate::session::wire;
 
 /// Acts without a final answer, in the order in which they were made.
 ///
-/// Bounded by what was assigned: one `Acquired` and one release for each grant, one report of topics, one leave.
+/// Bounded by what was assigned: one `Prepared`, one `Acquired` and one release for each grant, one report of topics,
+/// one leave.
 #[derive(Debug)]
 pub(super) struct Acts {
     waiting: BTreeMap<u64, Waiting>,
@@ -40,6 +41,7 @@ struct Waiting {
 #[derive(Clone, Debug)]
 enum Said {
     Acquired { partition: Partition, epoch: Epoch, home_initialised: bool, resume: NextOffset },
+    Prepared { partition: Partition, error: String },
     Release(Vec<Release>),
     Topics(Vec<v1::TopicReport>),
     Leave { releases: Vec<Release>, reason: String, returning_within: Option<Duration> },
@@ -159,7 +161,7 @@ impl Acts {
             Said::Acquired { partition, .. } => {
                 self.acquired.insert(*partition, request);
             }
-            Said::Topics(_) | Said::Leave { .. } => {}
+            Said::Prepared { .. } | Said::Topics(_) | Said::Leave { .. } => {}
         }
         self.waiting.insert(request, Waiting { said, not_before: None });
         self.unsent.insert(request);
@@ -176,7 +178,7 @@ impl Acts {
             Some(Said::Acquired { partition, .. }) => {
                 self.acquired.remove(&partition);
             }
-            Some(Said::Topics(_) | Said::Leave { .. }) | None => {}
+            Some(Said::Prepared { .. } | Said::Topics(_) | Said::Leave { .. }) | None => {}
         }
     }
 
@@ -246,6 +248,11 @@ fn to_wire(request: u64, said: &Said) -> v1::SessionUp {
                 resume: resume.get(),
             })
         }
+        Said::Prepared { partition, error } => Up::Prepared(v1::Prepared {
+            request,
+            partition: Some(partition_to_wire(*partition)),
+            error: error.clone(),
+        }),
         Said::Release(releases) => {
             Up::Release(v1::Release { request, partitions: wired(releases) })
         }
@@ -276,12 +283,19 @@ impl Machine {
                 self.acts.push(Said::Topics(topics.iter().map(wire::topic_report).collect()));
                 self.topics = topics;
             }
+            Act::Subscribe { topics } => self.subscribe(topics, now, out),
             Act::Acquired { partition, epoch, home_initialised, resume } => {
                 if self.grants.holds(partition, epoch) {
                     self.acts.forget_acquired(partition);
                     self.acts.push(Said::Acquired { partition, epoch, home_initialised, resume });
                     let grant = (partition, epoch);
                     self.grants.note_phase(grant, Phase::Running, resume, String::new(), now);
+                }
+            }
+            Act::Prepared { partition, error } => {
+                if self.grants.note_prepared(partition) {
+                    let error = wire::error_text(error.unwrap_or_default());
+                    self.acts.push(Said::Prepared { partition, error });
                 }
             }
             Act::Phase { partition, epoch, phase, position, error } => {
@@ -355,7 +369,11 @@ impl Machine {
                 }
             }
             // A release that is refused has nothing left to release.
-            Said::Acquired { .. } | Said::Release(_) | Said::Topics(_) | Said::Leave { .. } => {
+            Said::Acquired { .. }
+            | Said::Prepared { .. }
+            | Said::Release(_)
+            | Said::Topics(_)
+            | Said::Leave { .. } => {
                 tracing::debug!(group = %self.settings.group, member = %self.member, error = %refused, "act refused");
             }
         }

@@ -1,6 +1,6 @@
 //! Grants and their leases: what an assignment does to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tenure_model::{Epoch, Index, LeaseSettings, NextOffset, Partition, Tick, lim
 use tenure_proto::v1;
 
 use super::{Granted, LeaseChange, Machine, Output};
-use crate::session::event::{LostCause, Phase, ReleaseReason};
+use crate::session::event::{LostCause, Phase, Preparing, ReleaseReason};
 use crate::session::wire::{self, Assigned, Assignment};
 
 /// What the member holds and what it held.
@@ -21,10 +21,24 @@ pub(super) struct Grants {
     ended: BTreeMap<Partition, Epoch>,
     /// Tokens of grants that are listed and not taken yet: the coordinator says each once per stream.
     tokens: BTreeMap<Partition, (Epoch, Arc<str>)>,
+    /// What is to come, and whether it was said to be prepared.
+    preparing: BTreeMap<Partition, bool>,
     /// Highest assignment version seen in this membership.
     version: Index,
     /// End of the member's own lease; grants end no later.
     lease_ends_at: Option<Tick>,
+    risk: Risk,
+}
+
+/// What was said of the member's own lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Risk {
+    #[default]
+    Nothing,
+    /// That it is at risk.
+    Said,
+    /// It ended before anything could be said, in a process that slept.
+    Missed,
 }
 
 /// One grant that is held.
@@ -52,6 +66,14 @@ impl Grants {
     pub(super) fn begin_membership(&mut self) {
         self.version = Index(0);
         self.lease_ends_at = None;
+        self.risk = Risk::Nothing;
+    }
+
+    /// When the lease is at risk if nothing renews it; nothing once that was said.
+    pub(super) fn risk_at(&self, lengths: &LeaseSettings) -> Option<Tick> {
+        let ends_at = self.lease_ends_at.filter(|_| self.risk == Risk::Nothing)?;
+        let ahead = lengths.lease_at_risk().as_nanos();
+        Some(Tick(ends_at.0.saturating_sub(u64::try_from(ahead).unwrap_or(u64::MAX))))
     }
 
     pub(super) fn holds(&self, partition: Partition, epoch: Epoch) -> bool {
@@ -109,6 +131,11 @@ impl Grants {
         *highest = epoch.max(*highest);
     }
 
+    /// Whether `partition` is to come and was not said to be prepared before; it is from now on.
+    pub(super) fn note_prepared(&mut self, partition: Partition) -> bool {
+        self.preparing.get_mut(&partition).is_some_and(|said| !std::mem::replace(said, true))
+    }
+
     /// Keeps what tokens came with an assignment, for those of its grants that are taken later.
     fn note_tokens(&mut self, listed: &mut BTreeMap<Partition, Assigned>) {
         let is_listed = |partition: &Partition, epoch: Epoch| {
@@ -161,6 +188,23 @@ impl Machine {
         self.grants.find_next_end();
     }
 
+    /// Says once that the lease is about to end, and once that it was renewed after that.
+    pub(super) fn look_for_risk(&mut self, now: Tick, out: &mut Vec<Output>) {
+        let Some(ends_at) = self.grants.lease_ends_at else { return };
+        if self.grants.risk == Risk::Nothing {
+            if self.grants.risk_at(&self.lengths).is_some_and(|risk_at| risk_at <= now) {
+                self.grants.risk = if now < ends_at { Risk::Said } else { Risk::Missed };
+                if self.grants.risk == Risk::Said {
+                    out.push(Output::LeaseAtRisk { ends_at });
+                }
+            }
+        } else if ends_at.since(now) > self.lengths.lease_at_risk()
+            && std::mem::take(&mut self.grants.risk) == Risk::Said
+        {
+            out.push(Output::LeaseRenewed);
+        }
+    }
+
     pub(super) fn lose(
         &mut self,
         partition: Partition,
@@ -176,6 +220,45 @@ impl Machine {
     pub(super) fn lose_all(&mut self, why: &str, out: &mut Vec<Output>) {
         for (partition, epoch) in self.grants.held() {
             self.lose(partition, epoch, LostCause::MembershipEnded(why.to_owned()), out);
+        }
+        for partition in std::mem::take(&mut self.grants.preparing).into_keys() {
+            out.push(Output::PreparationEnded { partition });
+        }
+    }
+
+    /// Takes over what is to come. What is listed as owned, or held already, does not count.
+    fn prepare(
+        &mut self,
+        listed: Vec<wire::Preparing>,
+        owned: &BTreeSet<Partition>,
+        asked: Tick,
+        out: &mut Vec<Output>,
+    ) {
+        let is_listed: BTreeSet<Partition> =
+            listed.iter().map(|preparing| preparing.partition).collect();
+        self.grants.preparing.retain(|partition, _| {
+            if owned.contains(partition) {
+                return false;
+            }
+            let stays = is_listed.contains(partition);
+            if !stays {
+                out.push(Output::PreparationEnded { partition: *partition });
+            }
+            stays
+        });
+        if self.leaving {
+            return;
+        }
+        for preparing in listed {
+            let wire::Preparing { partition, topic, home_initialised, next_offset, remaining } =
+                preparing;
+            if owned.contains(&partition) || self.grants.preparing.contains_key(&partition) {
+                continue;
+            }
+            self.grants.preparing.insert(partition, false);
+            let deadline = asked.after(remaining);
+            let preparing = Preparing { topic, partition, home_initialised, next_offset, deadline };
+            out.push(Output::Prepare(preparing));
         }
     }
 
@@ -212,6 +295,7 @@ impl Machine {
             }
         }
         self.grants.forget(&listed);
+        let owned = listed.keys().copied().collect();
         let mut unwanted = Vec::new();
         for assigned in listed.into_values() {
             if self.grants.holds(assigned.partition, assigned.epoch) {
@@ -221,6 +305,7 @@ impl Machine {
             }
         }
         self.grants.find_next_end();
+        self.prepare(assignment.preparing, &owned, sent.unwrap_or(now), out);
         // A leave ends them all.
         if !self.leaving {
             self.acts.release(unwanted, ReleaseReason::LeaseLost);

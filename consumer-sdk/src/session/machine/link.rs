@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tenure_model::{ErrorCode, LeaseSettings, MemberEpoch, RetryClass, Tick};
+use tenure_model::{ErrorCode, LeaseSettings, MemberEpoch, RetryClass, Tick, TopicName};
 use tenure_proto::convert::{Malformed, group_settings_to_wire};
 use tenure_proto::v1;
 
@@ -97,12 +97,14 @@ pub(super) struct Addresses {
     next: usize,
     /// Where a node said that the raft leader is.
     leader: Option<String>,
+    /// The node of the last stream that was joined.
+    joined_at: Option<String>,
     redirects: u32,
 }
 
 impl Addresses {
     pub(super) const fn new(nodes: Vec<String>) -> Self {
-        Self { nodes, next: 0, leader: None, redirects: 0 }
+        Self { nodes, next: 0, leader: None, joined_at: None, redirects: 0 }
     }
 
     fn take(&mut self) -> String {
@@ -155,6 +157,21 @@ impl Machine {
         }
     }
 
+    /// Takes other topics. The join is the only message that names them, and a join of a live member is the same
+    /// membership: a new stream costs no lease.
+    pub(super) fn subscribe(&mut self, topics: Vec<TopicName>, now: Tick, out: &mut Vec<Output>) {
+        if self.settings.topics == topics || self.leaving {
+            return;
+        }
+        self.settings.topics = topics;
+        if self.link.is_open() {
+            out.push(Output::Disconnect);
+            self.addresses.leader.clone_from(&self.addresses.joined_at);
+            self.link = Link::Waiting { until: now };
+            self.acts.unsend();
+        }
+    }
+
     fn heartbeat(&mut self, now: Tick, out: &mut Vec<Output>) {
         let Link::Live(live) = &mut self.link else { return };
         live.sequence += 1;
@@ -198,7 +215,8 @@ impl Machine {
             partitions_max: self.settings.partitions_max.unwrap_or(0),
             report: self.topics.iter().map(wire::topic_report).collect(),
             member_epoch: self.member_epoch.map_or(0, |epoch| epoch.0),
-            weight: 0,
+            weight: self.settings.weight,
+            prepares: self.settings.prepares,
         };
         out.push(Output::Send(v1::SessionUp { up: Some(v1::session_up::Up::Join(join)) }));
     }
@@ -271,6 +289,7 @@ impl Machine {
         self.lengths = lengths;
         self.addresses.redirects = 0;
         if !joined.node_address.is_empty() {
+            self.addresses.joined_at = Some(joined.node_address.clone());
             out.push(Output::LeaderFound { address: joined.node_address });
         }
         self.link = Link::Live(Live {

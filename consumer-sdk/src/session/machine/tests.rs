@@ -34,6 +34,8 @@ pub(super) fn settings(seed: u64) -> Settings {
         partitions_max: None,
         client: String::new(),
         rejoin: true,
+        prepares: true,
+        weight: 1,
         seed,
     }
 }
@@ -68,7 +70,22 @@ fn error(code: &str, leader: &str) -> v1::Error {
 }
 
 fn parse_assignment(words: &[&str]) -> v1::Assignment {
-    let partitions = words[1..].iter().map(|word| {
+    let (listed, preparing): (Vec<&str>, Vec<&str>) =
+        words[1..].iter().partition(|word| !word.starts_with("prepare:"));
+    let preparing = preparing.iter().map(|word| {
+        // prepare:2@40/500: partition 2, read at 40, 500 ms left.
+        let (index, rest) = word["prepare:".len()..].split_once('@').unwrap();
+        let (offset, remaining) = rest.split_once('/').unwrap();
+        v1::Preparing {
+            partition: Some(partition_to_wire(partition(index.parse().unwrap()))),
+            topic: "t".into(),
+            home_initialised: true,
+            next_offset: Some(offset.parse().unwrap()),
+            remaining_ms: remaining.parse().unwrap(),
+        }
+    });
+    let preparing = preparing.collect();
+    let partitions = listed.iter().map(|word| {
         let (index, rest) = word.split_once(":e").unwrap();
         let (rest, token) = rest.split_once('+').unwrap_or((rest, ""));
         let (epoch, drain) = rest.split_once('/').map_or((rest, None), |(e, d)| (e, Some(d)));
@@ -83,7 +100,8 @@ fn parse_assignment(words: &[&str]) -> v1::Assignment {
             token: token.into(),
         }
     });
-    v1::Assignment { version: words[0][1..].parse().unwrap(), partitions: partitions.collect() }
+    let version = words[0][1..].parse().unwrap();
+    v1::Assignment { version, partitions: partitions.collect(), preparing }
 }
 
 fn parse_grant(word: &str) -> (Partition, Epoch) {
@@ -120,6 +138,13 @@ fn parse(words: &[&str]) -> Input {
                 topic_id: TopicId::from_bits(1),
                 partition_count: u32::try_from(number(1)).unwrap(),
             }],
+        }),
+        "prepared" => Input::Act(Act::Prepared {
+            partition: partition(words[1].parse().unwrap()),
+            error: words.get(2).map(|text| (*text).to_owned()),
+        }),
+        "subscribe" => Input::Act(Act::Subscribe {
+            topics: words[1..].iter().map(|topic| TopicName::new(topic).unwrap()).collect(),
         }),
         "leave" => Input::Act(Act::Leave { reason: "bye".into() }),
         act => {
@@ -203,6 +228,10 @@ fn sent_text(up: &v1::SessionUp) -> String {
         Up::ReportTopics(report) => {
             format!("topics #{} {}", report.request, report.topics[0].partition_count)
         }
+        Up::Prepared(prepared) => {
+            let index = index_of(prepared.partition.as_ref());
+            format!("prepared #{} {index}{}", prepared.request, prepared.error)
+        }
         Up::Leave(leave) => {
             let back = match leave.returning_within_ms {
                 0 => String::new(),
@@ -224,6 +253,15 @@ fn text(output: &Output) -> String {
         Output::LeaderFound { address } => format!("leader {address}"),
         Output::LeaseEnds { at: Some(at) } => format!("lease to {}", ms(at)),
         Output::LeaseEnds { at: None } => "no lease".into(),
+        Output::Prepare(preparing) => format!(
+            "PREPARE {} from {} by {}",
+            preparing.partition.index,
+            preparing.next_offset.unwrap(),
+            ms(&preparing.deadline)
+        ),
+        Output::PreparationEnded { partition } => format!("CALLED OFF {}", partition.index),
+        Output::LeaseAtRisk { ends_at } => format!("AT RISK until {}", ms(ends_at)),
+        Output::LeaseRenewed => "RENEWED".into(),
         Output::Granted(granted) => {
             let grant = grant(&granted.partition, &granted.epoch);
             let token =
@@ -355,9 +393,11 @@ fn late_wake_up_sends_at_once() {
         1 joined 7 v5 0:e1 -> JOINED m 7
         1 joined 7 v5 0:e1 -> lease to 2900
         1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
+        2500! tick -> AT RISK until 2900
         2500! tick -> heartbeat 1 v5 0:e1@0 registering 2499ms
         2510 answer 1 v5 0:e1 -> lease to 5400
         2510 answer 1 v5 0:e1 -> 0:e1 extended to 5400
+        2510 answer 1 v5 0:e1 -> RENEWED
         ",
     );
 }
@@ -920,6 +960,151 @@ fn heartbeat_carries_phases_and_positions() {
         1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 acquired 0:e1 7 -> acquired #1 0:e1
         wake -> heartbeat 1 v5 0:e1@9 draining 600ms 1:e2@0 registering 999ms
+        ",
+    );
+}
+
+#[test]
+fn lease_is_at_risk_once_two_heartbeats_have_no_answer_and_that_is_said_once() {
+    check(
+        "
+        0 tick
+        10 connected
+        100 joined 7 v5 0:e1
+        1200 broken
+        2200 unreachable
+        2300 tick
+        2500 connected
+        2600 joined 7 v5 0:e1
+        ",
+        "
+        0 tick -> connect a:1
+        10 connected -> join m epoch 0
+        100 joined 7 v5 0:e1 -> JOINED m 7
+        100 joined 7 v5 0:e1 -> lease to 2910
+        100 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2910
+        wake -> heartbeat 1 v5 0:e1@0 registering 910ms
+        wake -> connect b:1
+        wake -> AT RISK until 2910
+        wake -> connect c:1
+        2500 connected -> join m epoch 7
+        2600 joined 7 v5 0:e1 -> lease to 5400
+        2600 joined 7 v5 0:e1 -> 0:e1 extended to 5400
+        2600 joined 7 v5 0:e1 -> RENEWED
+        ",
+    );
+}
+
+#[test]
+fn lease_that_is_renewed_in_time_is_never_at_risk() {
+    check(
+        "
+        0 tick
+        10 connected
+        900 joined 7 v5 0:e1
+        1009 answer 1 v5 0:e1
+        2005 answer 1 v5 0:e1
+        2009 tick
+        ",
+        "
+        0 tick -> connect a:1
+        10 connected -> join m epoch 0
+        900 joined 7 v5 0:e1 -> JOINED m 7
+        900 joined 7 v5 0:e1 -> lease to 2910
+        900 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2910
+        wake -> heartbeat 1 v5 0:e1@0 registering 110ms
+        2005 answer 1 v5 0:e1 -> lease to 3910
+        2005 answer 1 v5 0:e1 -> 0:e1 extended to 3910
+        ",
+    );
+}
+
+#[test]
+fn what_is_to_come_is_told_once_and_its_preparation_said_once_until_it_comes() {
+    check(
+        "
+        0 tick
+        10 connected
+        20 joined 7 v5 prepare:0@40/500 prepare:1@7/900
+        30 assign v5 prepare:0@41/400 prepare:1@7/800
+        40 prepared 0
+        50 prepared 0
+        60 prepared 2
+        70 done 1
+        80 assign v6 0:e3 prepare:1@7/700
+        90 prepared 0
+        100 assign v7 0:e3
+        110 prepared 1
+        ",
+        "
+        0 tick -> connect a:1
+        10 connected -> join m epoch 0
+        20 joined 7 v5 prepare:0@40/500 prepare:1@7/900 -> JOINED m 7
+        20 joined 7 v5 prepare:0@40/500 prepare:1@7/900 -> lease to 2910
+        20 joined 7 v5 prepare:0@40/500 prepare:1@7/900 -> PREPARE 0 from 40 by 510
+        20 joined 7 v5 prepare:0@40/500 prepare:1@7/900 -> PREPARE 1 from 7 by 910
+        40 prepared 0 -> prepared #1 0
+        80 assign v6 0:e3 prepare:1@7/700 -> GRANTED 0:e3 to 2910
+        100 assign v7 0:e3 -> CALLED OFF 1
+        ",
+    );
+}
+
+#[test]
+fn preparation_that_is_not_answered_is_said_again_and_ends_with_the_membership() {
+    check(
+        "
+        0 tick
+        10 connected
+        20 joined 7 v5 prepare:0@40/500
+        40 prepared 0 cold
+        50 broken
+        60 tick
+        260 connected
+        270 joined 7 v5 prepare:0@40/300
+        280 ended MEMBER_GONE
+        ",
+        "
+        0 tick -> connect a:1
+        10 connected -> join m epoch 0
+        20 joined 7 v5 prepare:0@40/500 -> JOINED m 7
+        20 joined 7 v5 prepare:0@40/500 -> lease to 2910
+        20 joined 7 v5 prepare:0@40/500 -> PREPARE 0 from 40 by 510
+        40 prepared 0 cold -> prepared #1 0cold
+        wake -> connect b:1
+        260 connected -> join m epoch 7
+        270 joined 7 v5 prepare:0@40/300 -> lease to 3160
+        270 joined 7 v5 prepare:0@40/300 -> prepared #1 0cold
+        280 ended MEMBER_GONE -> disconnect
+        280 ended MEMBER_GONE -> CALLED OFF 0
+        280 ended MEMBER_GONE -> no lease
+        ",
+    );
+}
+
+#[test]
+fn other_topics_are_said_by_joining_anew_and_cost_no_lease() {
+    check(
+        "
+        0 tick
+        10 connected
+        20 joined 7 v5 0:e1
+        30 subscribe t
+        40 subscribe t u
+        50 connected
+        60 joined 7 v5 0:e1
+        ",
+        "
+        0 tick -> connect a:1
+        10 connected -> join m epoch 0
+        20 joined 7 v5 0:e1 -> JOINED m 7
+        20 joined 7 v5 0:e1 -> lease to 2910
+        20 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2910
+        40 subscribe t u -> disconnect
+        40 subscribe t u -> connect b:1
+        50 connected -> join m epoch 7
+        60 joined 7 v5 0:e1 -> lease to 2950
+        60 joined 7 v5 0:e1 -> 0:e1 extended to 2950
         ",
     );
 }

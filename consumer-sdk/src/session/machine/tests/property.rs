@@ -31,6 +31,7 @@ fn assignment() -> impl Strategy<Value = v1::Assignment> {
     let version = prop_oneof![30 => Just(8_u64), 4 => 1..8_u64, 1 => Just(9_u64)];
     (version, proptest::collection::vec(assigned, 1..4)).prop_map(|(version, partitions)| {
         v1::Assignment {
+            preparing: vec![],
             version,
             partitions: partitions
                 .into_iter()
@@ -105,7 +106,11 @@ impl Seen {
                     self.asked.insert(heartbeat.sequence, now);
                     self.last_asked = Some(now);
                 }
-                Up::Acquired(_) | Up::Release(_) | Up::ReportTopics(_) | Up::Leave(_) => {}
+                Up::Prepared(_)
+                | Up::Acquired(_)
+                | Up::Release(_)
+                | Up::ReportTopics(_)
+                | Up::Leave(_) => {}
             },
             Output::Granted(granted) => {
                 assert!(granted.ends_at > now, "granted dead");
@@ -142,6 +147,10 @@ impl Seen {
             Output::LeaseEnds { at } => {
                 assert!(at.is_none_or(|at| at <= longest(self.last_asked)));
             }
+            Output::Prepare(_)
+            | Output::PreparationEnded { .. }
+            | Output::LeaseAtRisk { .. }
+            | Output::LeaseRenewed => {}
             Output::Ended { .. } => self.is_closed = true,
             Output::Connect { .. }
             | Output::Disconnect

@@ -1,0 +1,103 @@
+//! What a consumer does at this moment, for people who look into it.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenure_model::{Epoch, Partition};
+
+use super::end::{Control, End};
+use super::{Counters, Readiness};
+use crate::grant::Grant;
+use crate::session::Phase;
+
+/// Grants at work; written by their tasks, read by whoever dumps them.
+#[derive(Default)]
+pub(crate) struct Grants(Mutex<BTreeMap<(Partition, Epoch), Seen>>);
+
+struct Seen {
+    grant: Grant,
+    control: Arc<Control>,
+    phase: Phase,
+    error: Option<String>,
+}
+
+impl Grants {
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<(Partition, Epoch), Seen>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn begin(&self, grant: &Grant, control: &Arc<Control>) {
+        let seen = Seen {
+            grant: grant.clone(),
+            control: Arc::clone(control),
+            phase: Phase::Registering,
+            error: None,
+        };
+        self.seen().insert((grant.partition, grant.epoch), seen);
+    }
+
+    pub(super) fn note(&self, grant: &Grant, phase: Phase, error: Option<&String>) {
+        if let Some(seen) = self.seen().get_mut(&(grant.partition, grant.epoch)) {
+            seen.phase = phase;
+            seen.error = error.cloned();
+        }
+    }
+
+    pub(super) fn end(&self, partition: Partition, epoch: Epoch) {
+        self.seen().remove(&(partition, epoch));
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.seen().len()
+    }
+}
+
+/// Looks into a consumer, also while it runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Inspector {
+    pub(super) readiness: Readiness,
+    pub(super) grants: Arc<Grants>,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl fmt::Debug for Inspector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inspector").field("grants", &self.grants.count()).finish_non_exhaustive()
+    }
+}
+
+impl Inspector {
+    /// What the consumer does now, as text for people: its form may change.
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let mut text = String::new();
+        let ready = if self.readiness.is_ready() { "ready" } else { "not ready" };
+        // Writing to a String cannot fail.
+        let _written = writeln!(text, "consumer: {ready}, {} partitions", self.grants.count());
+        for seen in self.grants.seen().values() {
+            let Seen { grant, control, phase, error } = seen;
+            let end = match control.ending() {
+                None => "",
+                Some(End::Revoked { .. }) => ", revoked",
+                Some(End::Shutdown { .. }) => ", shutting down",
+                Some(End::Lost { .. }) => ", lost",
+            };
+            let _written = writeln!(
+                text,
+                "  {}/{} {} handoff {}: {phase:?}{end}, position {}, lease {:?}{}",
+                grant.topic,
+                grant.partition.index,
+                grant.epoch,
+                grant.handoff,
+                control.position(),
+                grant.lease.remaining(),
+                error.as_ref().map_or_else(String::new, |error| format!(", error: {error}")),
+            );
+        }
+        for (name, value) in Counters::METRICS.iter().zip(self.counters.values()) {
+            let _written = writeln!(text, "  {name} {value}");
+        }
+        text
+    }
+}

@@ -238,7 +238,11 @@ impl Member {
 
     async fn take(&mut self, event: SessionEvent) {
         match event {
-            SessionEvent::Joined { .. } => {}
+            SessionEvent::Joined { .. }
+            | SessionEvent::Prepare(_)
+            | SessionEvent::PreparationEnded { .. }
+            | SessionEvent::LeaseAtRisk { .. }
+            | SessionEvent::LeaseRenewed => {}
             SessionEvent::Granted(grant) => self.acquire(grant).await,
             SessionEvent::Revoked { partition, epoch, .. } => {
                 self.held.remove(&partition);

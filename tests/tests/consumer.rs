@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use tenure_coordinator::{Node, NodeSettings};
 use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, TopicName};
-use tenure_sdk::consumer::{Backoff, ConsumerError, Counters, ErrorPolicy, Stopped, Then};
+use tenure_sdk::consumer::{
+    Backoff, ConsumerError, Counters, ErrorPolicy, Preparation, Stopped, Then,
+};
 use tenure_sdk::grant::Resource;
 use tenure_sdk::offsets::CoordinatorOffsets;
+use tenure_sdk::resource::Singleton;
 use tenure_sdk::sink::BoxError;
 use tenure_sdk::source::ResetPolicy;
 use tenure_sdk::testing::{MemorySink, MemorySource};
@@ -244,6 +247,117 @@ async fn failed_handlers_go_on_under_the_same_grant_and_their_commits_are_taken(
     assert_eq!(ann.counters.refused_by_coordinator(), 0);
     // Five records of each partition fail once, and one always: it is tried three times.
     assert_eq!(ann.counters.handler_failures(), u64::from(PARTITIONS) * (5 + 3));
+    assert!(ann.stop().await.clean);
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_goes_on_until_the_next_one_is_prepared_and_nothing_is_read_twice() {
+    let rig = Rig::new().await;
+    let sink = MemorySink::new("rows");
+    let written = || rig.rows(&sink).iter().map(Vec::len).sum::<usize>();
+    rig.append(400);
+    let ann = rig.with_sink("ann", &sink);
+    until("first rows", || written() == 400).await;
+    let go = Arc::new(tokio::sync::Semaphore::new(0));
+    let (waits, begun) = (Arc::clone(&go), Arc::new(Mutex::new(0)));
+    let begins = Arc::clone(&begun);
+    let prepare = move |preparation: Preparation| {
+        let waits = Arc::clone(&waits);
+        *begins.lock().unwrap() += 1;
+        async move {
+            waits.acquire().await?.forget();
+            Ok(preparation.is_early())
+        }
+    };
+    let own = |owned: Owned<MemorySink>, early: bool| async move {
+        if early { write_all(owned).await } else { Err("was not prepared early".into()) }
+    };
+    let consumer = rig.builder("bob").home(sink.clone()).build().unwrap();
+    let (stopper, counters) = (consumer.stopper(), consumer.counters());
+    let run = tokio::spawn(consumer.run_warm(prepare, own));
+    let bob = Running { run, stopper, counters };
+    until("two preparations", || *begun.lock().unwrap() == 2).await;
+    rig.append(400);
+    until("rows of ann, who still owns all", || written() == 800).await;
+    assert_eq!((ann.counters.handoffs(), bob.counters.acquired()), (0, 0));
+    go.add_permits(2);
+    let moved = until("partitions at bob", || bob.counters.acquired() == 2).await;
+    rig.append(400);
+    until("rows of both", || written() == 1200).await;
+    assert_eq!(bob.counters.continued_early(), 2, "what was read ahead went on");
+    assert_eq!(bob.counters.handler_failures(), 0);
+    for offsets in rig.rows(&sink) {
+        assert_eq!(offsets, (0..300).collect::<Vec<_>>(), "each once, in order");
+    }
+    println!("two prepared moves after {moved:?}");
+    ann.stop().await;
+    bob.stop().await;
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_process_at_a_time_leads_and_the_next_one_follows_under_a_higher_epoch() {
+    let rig = Rig::new().await;
+    let led = Arc::new(Mutex::new(Vec::new()));
+    let election = |member: &str| {
+        let nodes = vec![rig.node.client_address().to_string()];
+        let name = TopicName::new("reindex").unwrap();
+        let member = MemberId::new(member).unwrap();
+        let election = Singleton::new(GroupId::new("jobs").unwrap(), name, nodes)
+            .with(|consumer| consumer.member(member).lease(LeaseSettings::for_ttl(3_000)))
+            .build()
+            .unwrap();
+        let (stopper, led) = (election.stopper(), Arc::clone(&led));
+        let run = tokio::spawn(election.run(move |leading| {
+            let led = Arc::clone(&led);
+            async move {
+                led.lock().unwrap().push((leading.grant().member.clone(), leading.grant().epoch));
+                leading.ended().await;
+                Ok(())
+            }
+        }));
+        (stopper, run)
+    };
+    let (ann_stops, ann) = election("ann");
+    until("a leader", || led.lock().unwrap().len() == 1).await;
+    let (bob_stops, bob) = election("bob");
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(led.lock().unwrap().len(), 1, "one leads");
+    ann_stops.stop(Duration::from_secs(5));
+    assert!(ann.await.unwrap().unwrap().clean);
+    until("the next leader", || led.lock().unwrap().len() == 2).await;
+    let led = led.lock().unwrap().clone();
+    assert_eq!((led[0].0.as_str(), led[1].0.as_str()), ("ann", "bob"));
+    assert!(led[0].1 < led[1].1, "{led:?}");
+    bob_stops.stop(Duration::from_secs(5));
+    assert!(bob.await.unwrap().unwrap().clean);
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pattern_takes_topics_in_as_they_appear_and_moves_nothing_else() {
+    let rig = Rig::new().await;
+    rig.append(40);
+    let consumer = Consumer::builder(
+        rig.group.clone(),
+        vec![],
+        Arc::new(rig.source.reader()),
+        vec![rig.node.client_address().to_string()],
+    )
+    .topics_matching("orders.*")
+    .topics_interval(Duration::from_millis(50))
+    .lease(LeaseSettings::for_ttl(3_000))
+    .build()
+    .unwrap();
+    let (stopper, counters) = (consumer.stopper(), consumer.counters());
+    let ann = Running { run: tokio::spawn(consumer.run(do_all)), stopper, counters };
+    until("the first records", || ann.counters.records_delivered() == 40).await;
+    let later = TopicName::new("orders-later").unwrap();
+    rig.source.create_topic(&later, 2);
+    rig.source.append(&later, 1, "x").unwrap();
+    until("the record of the new topic", || ann.counters.records_delivered() == 41).await;
+    assert_eq!(ann.counters.acquired(), u64::from(PARTITIONS) + 2, "none was acquired twice");
     assert!(ann.stop().await.clean);
     rig.node.shutdown().await;
 }

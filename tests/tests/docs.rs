@@ -57,6 +57,21 @@ fn toml_table(settings: &tenure_coordinator::NodeSettings) -> Vec<(String, Strin
 }
 
 #[test]
+fn every_metric_of_consumers_is_in_the_table_with_its_kind_and_no_row_lacks_a_metric() {
+    let page = page("docs/metrics.md");
+    let rows: BTreeSet<String> = page
+        .lines()
+        .filter(|line| line.starts_with("| `tenure_consumer_"))
+        .map(|line| line.split('|').skip(1).take(2).map(str::trim).collect::<Vec<_>>().join(" "))
+        .collect();
+    let metrics: BTreeSet<String> = tenure_sdk::metrics::all()
+        .iter()
+        .map(|metric| format!("`{}` {}", metric.name, format!("{:?}", metric.kind).to_lowercase()))
+        .collect();
+    assert_eq!(rows, metrics);
+}
+
+#[test]
 fn pages_link_to_files_that_exist() {
     let mut pages = vec![root().join("README.md")];
     for folder in ["docs", "docs/decisions"] {

@@ -70,7 +70,11 @@ impl Member {
     fn listen(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                SessionEvent::Joined { .. } => {}
+                SessionEvent::Joined { .. }
+                | SessionEvent::Prepare(_)
+                | SessionEvent::PreparationEnded { .. }
+                | SessionEvent::LeaseAtRisk { .. }
+                | SessionEvent::LeaseRenewed => {}
                 SessionEvent::Granted(grant) => {
                     self.held.insert(grant.partition, grant);
                 }

@@ -52,8 +52,8 @@ const LAYERS: &[Layer] = &[
         package: "tenure-sdk",
         ours: &["tenure-model", "tenure-proto"],
         others: &[
-            "bytes", "dashmap", "futures", "rand", "rustix", "thiserror", "tokio", "tokio-stream",
-            "tonic", "tracing",
+            "bytes", "dashmap", "futures", "metrics", "rand", "regex", "rustix", "thiserror",
+            "tokio", "tokio-stream", "tonic", "tracing",
         ],
     },
     Layer {
@@ -111,7 +111,7 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// Top of the house: the program and the tests may use every crate.
-const TOP: &[&str] = &["tenure-cli", "tenure-tests"];
+const TOP: &[&str] = &["tenure-cli", "tenure-examples", "tenure-tests"];
 
 /// What the pure crates' clippy.toml must ban: anything that two replicas would see differently.
 const BANS: &[&str] = &[

@@ -16,8 +16,13 @@ use tenure_tests::process::{Process, tenure_bin};
 
 const LONGEST: Duration = Duration::from_secs(30);
 
+#[path = "program/import.rs"]
+mod import;
+#[path = "program/lock.rs"]
+mod lock;
+
 struct Dev {
-    _node: Process,
+    node: Process,
     address: String,
 }
 
@@ -29,7 +34,7 @@ impl Dev {
         let line =
             node.wait_for_line(|line| line.contains("serving clients at "), LONGEST).unwrap();
         let address = line.rsplit(' ').next().unwrap().to_owned();
-        Self { _node: node, address }
+        Self { node, address }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {

@@ -156,6 +156,8 @@ impl World {
             partitions_max: None,
             client: String::new(),
             rejoin: true,
+            prepares: false,
+            weight: 1,
             seed: self.rng.draw(),
         }));
         self.members[member] = fresh;
@@ -226,6 +228,10 @@ impl World {
                 let shift = self.members[member].lease_shift;
                 self.members[member].lease_ends = at.map(|at| at.after(shift));
             }
+            Output::Prepare(_)
+            | Output::PreparationEnded { .. }
+            | Output::LeaseAtRisk { .. }
+            | Output::LeaseRenewed => {}
             Output::Granted(granted) => {
                 let grant = (granted.partition, granted.epoch);
                 let home_initialised = granted.home_initialised;

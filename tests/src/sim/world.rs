@@ -334,6 +334,7 @@ fn node_settings(rng: &mut Rng) -> NodeSettings {
         deadlines: Deadlines {
             drain_deadline_ms: 2_000,
             acquire_deadline_ms: 4_000,
+            prepare_deadline_ms: 30_000,
             settle_ms: 200,
             settle_max_ms: 1_000,
             silence_slack_ms: SILENCE_SLACK_MS,

@@ -55,6 +55,13 @@ impl Offsets for Ledger {
         Ok(Response::new(v1::CommitResponse::default()))
     }
 
+    async fn rewind(
+        &self,
+        _request: Request<v1::RewindRequest>,
+    ) -> Result<Response<v1::RewindResponse>, Status> {
+        Err(Status::unimplemented("nobody rewinds here"))
+    }
+
     async fn fetch(
         &self,
         _request: Request<v1::FetchRequest>,

@@ -164,6 +164,9 @@ fn what(event: &Event) -> Option<String> {
         | Event::PinsLifted { .. }
         | Event::PartitionHeldBack { .. }
         | Event::HoldLifted { .. }
+        | Event::PreparationBegun { .. }
+        | Event::PreparationReady { .. }
+        | Event::PreparationCalledOff { .. }
         | Event::OffsetCommitted { .. }
         | Event::EpochFloorRaised { .. } => panic!("nobody asked for it: {event:?}"),
     })
@@ -248,6 +251,8 @@ impl Driver {
                 partition_count,
             }],
             rejoin: None,
+            prepares: false,
+            weight: 1,
         })
     }
 

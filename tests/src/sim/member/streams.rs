@@ -44,7 +44,8 @@ impl World {
                 });
                 found.finals.insert(release.request, lines.collect());
             }
-            Some(Up::Acquired(_) | Up::ReportTopics(_) | Up::Leave(_)) | None => {}
+            Some(Up::Acquired(_) | Up::Prepared(_) | Up::ReportTopics(_) | Up::Leave(_)) | None => {
+            }
         }
         if let Some(stream) = found.stream {
             self.send_up(stream, Some(up));

@@ -112,6 +112,10 @@ impl World {
                 let command = edge::acquired(&member, &wire).map(Command::AcknowledgeAcquired);
                 self.act(node, number, wire.request, command);
             }
+            Up::Prepared(wire) => {
+                let command = edge::prepared(&member, &wire).map(Command::AcknowledgePrepared);
+                self.act(node, number, wire.request, command);
+            }
             Up::Release(wire) => {
                 let command = edge::release(&member, &wire).map(Command::ReleasePartitions);
                 self.act(node, number, wire.request, command);

@@ -162,6 +162,11 @@ fn groups_are_looked_at_and_operated_from_the_command_line() {
     assert_eq!(cluster["raft_leader"], 1);
     let status = dev.json(&["cluster", "status"]);
     assert_eq!(status["nodes"][0]["lag"], 0);
+    assert_eq!((&status["feature_level"], &status["digest_agreed"]), (&1.into(), &0.into()));
+    until("node that says what it knows", || {
+        let node = &dev.json(&["cluster", "status"])["nodes"][0];
+        node["supported_level"] == 1 && node["version"].is_string()
+    });
     assert_eq!(status["changing"], false);
     // A repetition of what is so already is done; the only voter stays.
     dev.json(&["cluster", "promote", "1", "--reason", "it votes already"]);

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use tenure_tests::cluster::Cluster;
 use tenure_tests::load::{Load, Shape};
+use tenure_tests::servers::wait_until;
+use tenure_tests::tier::Tier;
 
 use super::{assert_undisturbed, cluster, say};
 
@@ -48,4 +50,23 @@ fn roll(cluster: &mut Cluster, load: &Load) {
         cluster.wait_until_level();
         load.wait_for_more(30);
     }
+}
+
+#[test]
+fn raft_leaders_that_change_again_and_again_stop_no_partition_f05() {
+    let changes = Tier::current().repetitions(50);
+    let cluster = cluster(3);
+    let load = Load::start(cluster.addresses(), Shape::default());
+    let before = load.report();
+    for _ in 0..changes {
+        cluster.change(&["transfer"]);
+        load.wait_for_more(10);
+    }
+    let acknowledged = load.report().acknowledged;
+    let all_advance = || {
+        let now = load.report().acknowledged;
+        acknowledged.iter().all(|(partition, offset)| now[partition] > *offset)
+    };
+    assert!(wait_until(Duration::from_secs(5), all_advance), "{:#?}", load.report());
+    assert_undisturbed(&before, &load.finish());
 }

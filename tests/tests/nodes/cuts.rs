@@ -7,11 +7,12 @@ use tenure_tests::load::{Load, Shape};
 use tenure_tests::proxy::Direction;
 use tenure_tests::servers::wait_until;
 
-use super::{PATIENCE, assert_undisturbed, cluster, say, settings};
+use super::{PATIENCE, assert_undisturbed, beside_others, cluster, say, settings};
 
 #[test]
 fn raft_leader_that_stood_still_for_three_ttls_revokes_nothing_when_it_wakes_l03() {
-    const TTL_MS: u64 = 4_000;
+    let _machine = beside_others();
+    const TTL_MS: u64 = 7_000;
     let cluster = cluster(3);
     let load = Load::start(cluster.addresses(), Shape { ttl_ms: TTL_MS, ..Shape::default() });
     let before = load.report();
@@ -38,6 +39,7 @@ fn proxied() -> Cluster {
 
 #[test]
 fn raft_leader_that_is_heard_and_does_not_hear_is_replaced_m02() {
+    let _machine = beside_others();
     let cluster = proxied();
     let load = Load::start(cluster.addresses(), Shape { ttl_ms: 20_000, ..Shape::default() });
     let before = load.report();
@@ -64,8 +66,9 @@ fn raft_leader_that_is_heard_and_does_not_hear_is_replaced_m02() {
 
 #[test]
 fn raft_leader_that_hears_only_answers_goes_on() {
+    let _machine = beside_others();
     let cluster = proxied();
-    let load = Load::start(cluster.addresses(), Shape::default());
+    let load = Load::start(cluster.addresses(), Shape { ttl_ms: 10_000, ..Shape::default() });
     let before = load.report();
     let (leader, term) = cluster.raft_leader();
     let cut = Instant::now();

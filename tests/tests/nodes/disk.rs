@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure_tests::cluster::Cluster;
 use tenure_tests::load::{Load, Shape};
 
-use super::{assert_undisturbed, cluster, say};
+use super::{assert_undisturbed, beside_others, cluster, say};
 
 /// Outlasts a node that is away for as long as these tests take.
 const TTL_MS: u64 = 60_000;
@@ -29,6 +29,7 @@ fn assert_says_why(cluster: &mut Cluster, node: u64, because: &str) {
 
 #[test]
 fn node_whose_log_cannot_grow_acknowledges_nothing_more_and_has_all_that_it_acknowledged() {
+    let _machine = beside_others();
     let mut cluster = cluster(1);
     cluster.terminate(1);
     cluster.run_with_file_limit(1, 384);
@@ -47,6 +48,7 @@ fn node_whose_log_cannot_grow_acknowledges_nothing_more_and_has_all_that_it_ackn
 
 #[test]
 fn node_of_three_on_a_full_disk_stops_alone_and_comes_back_with_room() {
+    let _machine = beside_others();
     let Some(disk) = SmallDisk::prepare() else { return };
     let mut cluster = cluster(3);
     let (leader, _) = cluster.raft_leader();

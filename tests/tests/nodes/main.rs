@@ -12,6 +12,7 @@ mod rejoin;
 mod restart;
 
 use std::io::Write as _;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use tenure_tests::cluster::{Cluster, SHORT_LENGTHS};
@@ -26,6 +27,17 @@ digest_interval_ms = 1000";
 
 fn settings() -> String {
     format!("{SHORT_LENGTHS}\n{RAFT}\n")
+}
+
+/// Tests that measure how long something takes run alone, the others beside each other.
+static MACHINE: RwLock<()> = RwLock::new(());
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn cluster(count: u64) -> Cluster {

@@ -5,10 +5,11 @@ use rand::{Rng as _, SeedableRng as _};
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::tier::{Tier, seed};
 
-use super::{assert_undisturbed, cluster, say};
+use super::{assert_undisturbed, beside_others, cluster, say};
 
 #[test]
 fn any_node_that_was_killed_and_wiped_rejoins_under_load_and_nothing_acknowledged_is_lost() {
+    let _machine = beside_others();
     let seed = seed();
     say(&format!("seed {seed}"));
     let mut random = StdRng::seed_from_u64(seed);

@@ -7,7 +7,7 @@ use tenure_tests::load::{Load, Shape};
 use tenure_tests::servers::wait_until;
 use tenure_tests::tier::Tier;
 
-use super::{assert_undisturbed, cluster, say};
+use super::{alone, assert_undisturbed, beside_others, cluster, say};
 
 /// Longest time without an acknowledged commit, beyond what this machine shows while nothing happens.
 const GAP_MAX: Duration = Duration::from_millis(300);
@@ -15,10 +15,15 @@ const GAP_MAX: Duration = Duration::from_millis(300);
 /// Rolls over all nodes; a busy machine adds pauses of its own, and the least disturbed roll counts.
 const ROLLS_MAX: usize = 3;
 
+/// With the default ttl.
+const SHAPE: Shape =
+    Shape { members: 3, partitions: 12, ttl_ms: 10_000, pause: Duration::from_millis(2) };
+
 #[test]
 fn all_nodes_are_restarted_one_by_one_without_a_gap_and_nobody_loses_a_partition() {
+    let _machine = alone();
     let mut cluster = cluster(3);
-    let load = Load::start(cluster.addresses(), Shape::default());
+    let load = Load::start(cluster.addresses(), SHAPE);
     load.wait_for_more(100);
     let before = load.report();
     let usual = before.longest_gap(before.acknowledged_at[0]);
@@ -54,9 +59,10 @@ fn roll(cluster: &mut Cluster, load: &Load) {
 
 #[test]
 fn raft_leaders_that_change_again_and_again_stop_no_partition_f05() {
+    let _machine = beside_others();
     let changes = Tier::current().repetitions(50);
     let cluster = cluster(3);
-    let load = Load::start(cluster.addresses(), Shape::default());
+    let load = Load::start(cluster.addresses(), SHAPE);
     let before = load.report();
     for _ in 0..changes {
         cluster.change(&["transfer"]);

@@ -179,8 +179,8 @@ impl Report {
     /// Longest time without an acknowledged commit since `from`.
     #[must_use]
     pub fn longest_gap(&self, from: Instant) -> Duration {
-        let times: Vec<Instant> =
-            self.acknowledged_at.iter().copied().filter(|at| *at >= from).collect();
+        let later = self.acknowledged_at.iter().copied().filter(|at| *at > from);
+        let times: Vec<Instant> = std::iter::once(from).chain(later).collect();
         let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
         gaps.max().unwrap_or(Duration::MAX)
     }

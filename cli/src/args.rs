@@ -325,11 +325,28 @@ pub(crate) struct ServeArgs {
 pub(crate) enum SinkCommand {
     /// Prints the fence table, and the guard, as SQL to run.
     Sql(SinkSchemaArgs),
-    /// Checks a database, and lets two made-up owners write under a name that it removes again.
-    #[command(after_help = "Changes nothing but one row named tenure-check/…, which it deletes. \
-                            Exit code 1: a check failed; warnings alone are 0.")]
+    /// Checks a database, broker or store, and lets two made-up owners write under a name that it removes again.
+    #[command(after_help = SINK_URLS)]
     Check(SinkCheckArgs),
+    /// Lists the published files of a resource in an object store.
+    #[command(
+        after_help = "A list of the store's objects also shows what was given up and what stale owners left; \
+                            this list is what a reader may trust."
+    )]
+    Files(SinkFilesArgs),
 }
+
+const SINK_URLS: &str = "\
+URLs:
+  postgres://USER:PASSWORD@HOST:PORT/DATABASE
+  mysql://USER:PASSWORD@HOST:PORT/DATABASE     also mariadb://
+  sqlite:PATH
+  redis://USER:PASSWORD@HOST:PORT
+  kafka://HOST:PORT,HOST:PORT/TOPIC            the topic that the offsets are kept under; no record is written
+  s3://BUCKET/PREFIX                           the rest from AWS_ENDPOINT, AWS_ACCESS_KEY_ID, … in the environment
+  file:FOLDER                                  an object store in a local folder
+Changes nothing but what is named tenure-check/…, which it deletes.
+Exit code 1: a check failed; warnings alone are 0.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SqlDialect {
@@ -353,11 +370,28 @@ pub(crate) struct SinkSchemaArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SinkCheckArgs {
-    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:PATH.
+    /// Where the sink is; the forms are below.
     pub(crate) url: String,
-    /// Name of the fence table.
+    /// Name of the fence table; with Redis, last part of the fence key.
     #[arg(long, default_value = "tenure_fence")]
     pub(crate) table: String,
+    /// Table for people, JSON for programs.
+    #[arg(long, short = 'o', value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+    /// Gives up after this many milliseconds.
+    #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub(crate) timeout_ms: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SinkFilesArgs {
+    /// s3://BUCKET/PREFIX or file:FOLDER.
+    pub(crate) url: String,
+    /// GROUP/TOPIC-ID/PARTITION.
+    pub(crate) resource: String,
+    /// Leaves out files that end at or before this offset.
+    #[arg(long, value_name = "OFFSET", default_value_t = 0)]
+    pub(crate) from: u64,
     /// Table for people, JSON for programs.
     #[arg(long, short = 'o', value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

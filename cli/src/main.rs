@@ -15,7 +15,7 @@ mod sink;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use args::{Cli, Command, SinkCommand};
+use args::{Cli, Command};
 use clap::Parser as _;
 
 /// Exit codes, as the help says them.
@@ -87,8 +87,7 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::SigningKey(args) => signing::run(&args),
         Command::ImportKafkaGroup(args) => import::run(&args).await,
         Command::Demo(args) => demo::run(args).await,
-        Command::Sink(SinkCommand::Sql(args)) => sink::schema(&args),
-        Command::Sink(SinkCommand::Check(args)) => sink::check(&args).await,
+        Command::Sink(command) => sink::run(&command).await,
         Command::DemoWorker(args) => demo::run_worker(args).await,
     }
     .map(|()| ExitCode::SUCCESS)

@@ -34,6 +34,8 @@ enum Fault {
     ForgetsWithTheProcess,
     DeclaresABoundItDoesNotKeep,
     RegistersOnlyWhenIdle,
+    TakesLostForNotApplied,
+    SaysNotNow,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +66,9 @@ struct MemoryWriter {
     standing: Standing,
     /// Offset read while registering, by the sink that does so.
     snapshot: Option<NextOffset>,
+    /// Where the last write began.
+    wrote_from: NextOffset,
+    has_put_off: bool,
 }
 
 fn cell_of(cells: &Cells, grant: &Grant) -> SharedCell {
@@ -74,7 +79,9 @@ impl MemorySink {
     fn writer(&self, grant: &Grant, role: Role) -> MemoryWriter {
         let standing = Standing::new(grant.epoch, role, Fencing::On);
         let cell = cell_of(&self.cells, grant);
-        MemoryWriter { fault: self.fault, cell, standing, snapshot: None }
+        let wrote_from = NextOffset::ZERO;
+        let fault = self.fault;
+        MemoryWriter { fault, cell, standing, snapshot: None, wrote_from, has_put_off: false }
     }
 
     async fn lock(&self, cell: &SharedCell) -> OwnedMutexGuard<Cell> {
@@ -163,6 +170,10 @@ impl FencedWriter for MemoryWriter {
     }
 
     async fn resolve(&mut self) -> Result<Resolved, SinkError> {
+        if self.fault == Fault::TakesLostForNotApplied {
+            self.standing.landed(self.wrote_from);
+            return Ok(Resolved::NotApplied(self.wrote_from));
+        }
         let cell = self.cell.lock().await;
         self.standing.resolve(cell.fence.as_ref())
     }
@@ -180,13 +191,20 @@ impl FencedWriter for MemoryWriter {
 impl MemoryWriter {
     async fn write(&mut self, rows: Rows, pauses: &Pauses) -> Result<(), SinkError> {
         self.standing.check()?;
+        if self.fault == Fault::SaysNotNow && self.standing.epoch() > Epoch::FIRST {
+            let first_time = !std::mem::replace(&mut self.has_put_off, true);
+            if first_time {
+                return Err(SinkError::Transient { retry_after: None, source: "not now".into() });
+            }
+        }
         let mut cell = Arc::clone(&self.cell).lock_owned().await;
         if self.fault == Fault::TakesUnregistered && self.standing.role() == Role::Also {
             let (epoch, holder) = (self.standing.epoch(), String::new());
             cell.fence.get_or_insert(FenceRow { epoch, holder, next_offset: None, sequence: 0 });
         }
         let mut row = cell.fence.clone();
-        if self.fault == Fault::ReadsOffsetWhileRegistering {
+        if matches!(self.fault, Fault::ReadsOffsetWhileRegistering | Fault::TakesLostForNotApplied)
+        {
             // The pattern that was measured compares the epoch and not the offset.
             row = row.map(|row| FenceRow { next_offset: Some(rows.first), ..row });
         }
@@ -199,11 +217,17 @@ impl MemoryWriter {
         } else {
             pauses.here().await;
         }
+        self.standing.sent(&before, target);
+        self.wrote_from = rows.first;
+        // The way to the resource.
+        tokio::task::yield_now().await;
         cell.rows.extend(rows.offsets().map(|offset| Row { offset, epoch: rows.epoch }));
         if let Some(row) = &mut cell.fence {
             row.next_offset = Some(target);
             row.sequence += 1;
         }
+        // And the way back.
+        tokio::task::yield_now().await;
         self.standing.landed(target);
         Ok(())
     }
@@ -276,4 +300,6 @@ caught! {
     fence_that_dies_with_the_process_is_caught: ForgetsWithTheProcess fails Restart;
     bound_that_is_not_kept_is_caught: DeclaresABoundItDoesNotKeep fails PausedHolder;
     registration_that_starves_is_caught: RegistersOnlyWhenIdle fails Starvation;
+    lost_write_that_is_taken_for_none_is_caught: TakesLostForNotApplied fails CutOff;
+    sink_that_says_not_now_too_often_is_caught: SaysNotNow fails ReadOrder;
 }

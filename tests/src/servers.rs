@@ -7,6 +7,7 @@ pub mod kafka;
 pub mod mariadb;
 pub mod postgres;
 pub mod redis;
+pub mod s3_mock;
 
 mod guarded;
 
@@ -23,6 +24,7 @@ pub use kafka::Kafka;
 pub use mariadb::MariaDb;
 pub use postgres::Postgres;
 pub use redis::Redis;
+pub use s3_mock::S3Mock;
 
 use crate::tier::Tier;
 

@@ -3,46 +3,68 @@
 use std::time::Duration;
 
 use super::report::Report;
-use super::{postgres, sqlite};
+use super::{kafka, postgres, sqlite, usage};
+use crate::Failure;
 use crate::args::SinkCheckArgs;
-use crate::{Failure, exit};
 
-/// Sinks that a URL may mean and this program has no driver of.
-const WITHOUT_DRIVER: [(&str, &str); 7] = [
-    ("mysql", "mysql"),
-    ("mariadb", "mysql"),
-    ("redis", "redis"),
-    ("rediss", "redis"),
-    ("kafka", "kafka"),
-    ("s3", "object store"),
-    ("http", "http"),
-];
+/// A kind of sink that can be checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Postgres,
+    Mysql,
+    Sqlite,
+    Redis,
+    Kafka,
+    ObjectStore,
+}
 
-/// Checks one database and prints what was found.
+impl Kind {
+    fn of(url: &str) -> Result<Self, Failure> {
+        match url.split_once(':').map_or("", |(scheme, _)| scheme) {
+            "postgres" | "postgresql" => Ok(Self::Postgres),
+            "mysql" | "mariadb" => Ok(Self::Mysql),
+            "sqlite" => Ok(Self::Sqlite),
+            "redis" => Ok(Self::Redis),
+            "kafka" => Ok(Self::Kafka),
+            "s3" | "file" => Ok(Self::ObjectStore),
+            "http" | "https" => Err(usage(
+                "a service is checked by the conformance kit: docs/sinks.md, \"Showing that it holds\"".into(),
+            )),
+            _ => Err(usage(
+                "give postgres://…, mysql://…, sqlite:PATH, redis://…, kafka://HOST:PORT/TOPIC, s3://BUCKET/PREFIX or \
+                 file:FOLDER; `tenure sink check --help` has their forms"
+                    .into(),
+            )),
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::Mysql => "mysql",
+            Self::Sqlite => "sqlite",
+            Self::Redis => "redis",
+            Self::Kafka => "kafka",
+            Self::ObjectStore => "object-store",
+        }
+    }
+}
+
+/// Checks one sink and prints what was found.
 pub(crate) async fn check(args: &SinkCheckArgs) -> Result<(), Failure> {
     let SinkCheckArgs { url, table, output, timeout_ms } = args;
-    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-    let name = match scheme {
-        "postgres" | "postgresql" => "postgres",
-        "sqlite" => "sqlite",
-        other => return Err(unknown(other)),
-    };
-    let mut report = Report::new(name);
+    let kind = Kind::of(url)?;
+    let mut report = Report::new(kind.as_str());
     let limit = Duration::from_millis(*timeout_ms);
-    let work = async {
-        match name {
-            "postgres" => postgres::check(&mut report, url, table).await,
-            _ => sqlite::check(&mut report, url, table).await,
-        }
-    };
-    match tokio::time::timeout(limit, Box::pin(work)).await {
+    let work = Box::pin(perform(kind, &mut report, url, table));
+    match tokio::time::timeout(limit, work).await {
         Ok(result) => result?,
         Err(_elapsed) => {
             report.fail(
                 "time",
                 format!("not done within {timeout_ms} ms"),
                 format!(
-                    "give it more with --timeout-ms; rows named {}/… may be left and may be deleted",
+                    "give it more with --timeout-ms; what is named {}/… may be left and may be deleted",
                     super::trial::PREFIX
                 ),
             );
@@ -51,14 +73,36 @@ pub(crate) async fn check(args: &SinkCheckArgs) -> Result<(), Failure> {
     report.print(*output)
 }
 
-fn unknown(scheme: &str) -> Failure {
-    let known = WITHOUT_DRIVER.iter().find(|(known, _)| *known == scheme);
-    let message = match known {
-        Some((_, sink)) => format!(
-            "this build has no {sink} driver, so it cannot check {scheme}: URLs\n\
-             next: the conformance kit checks every sink, docs/sinks.md, \"Showing that it holds\""
-        ),
-        None => "give postgres://USER@HOST/DATABASE or sqlite:PATH".to_owned(),
-    };
-    Failure { message, exit: exit::USAGE }
+async fn perform(kind: Kind, report: &mut Report, url: &str, table: &str) -> Result<(), Failure> {
+    match kind {
+        Kind::Postgres => postgres::check(report, url, table).await,
+        Kind::Sqlite => sqlite::check(report, url, table).await,
+        Kind::Kafka => kafka::check(report, url).await,
+        #[cfg(feature = "sink-mysql")]
+        Kind::Mysql => super::mysql::check(report, url, table).await,
+        #[cfg(not(feature = "sink-mysql"))]
+        Kind::Mysql => Err(super::without_driver("MySQL and MariaDB", "sink-mysql")),
+        #[cfg(feature = "sink-redis")]
+        Kind::Redis => super::redis::check(report, url, table).await,
+        #[cfg(not(feature = "sink-redis"))]
+        Kind::Redis => Err(super::without_driver("Redis", "sink-redis")),
+        #[cfg(feature = "sink-object-store")]
+        Kind::ObjectStore => super::store::check(report, url).await,
+        #[cfg(not(feature = "sink-object-store"))]
+        Kind::ObjectStore => Err(super::without_driver("object stores", "sink-object-store")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scheme_names_the_sink_and_an_unknown_one_is_wrong_usage() {
+        assert_eq!(Kind::of("mariadb://h/d").ok(), Some(Kind::Mysql));
+        assert_eq!(Kind::of("file:/data").ok(), Some(Kind::ObjectStore));
+        for url in ["nonsense", "gopher://h", "http://h/"] {
+            assert_eq!(Kind::of(url).unwrap_err().exit, crate::exit::USAGE, "{url}");
+        }
+    }
 }

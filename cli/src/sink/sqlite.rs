@@ -56,7 +56,8 @@ pub(super) async fn check(report: &mut Report, url: &str, table: &str) -> Result
     Ok(())
 }
 
-fn file_system(report: &mut Report, path: &Path) {
+/// Looks at what the folder lies on.
+pub(super) fn file_system(report: &mut Report, path: &Path) {
     match rustix::fs::statfs(path) {
         Ok(found) => {
             // The field's type differs between machines; where it has 32 bits, some are negative.

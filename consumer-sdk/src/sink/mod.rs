@@ -4,8 +4,10 @@
 //! point is read with a [`Verified`] in hand, which only the SDK makes, after the coordinator confirmed the grant.
 
 pub mod conformance;
+mod doubt;
 mod fence;
 
+pub use doubt::look_up;
 pub use fence::{FenceRow, Fencing, Role, Standing, epoch_from_column, epoch_to_column};
 
 use std::fmt;

@@ -277,7 +277,7 @@ pub(crate) fn format_storage(class_path: &str, settings: &Path) {
     assert!(output.status.success(), "StorageTool: {}", String::from_utf8_lossy(&text));
 }
 
-fn listens(port: u16) -> bool {
+pub(super) fn listens(port: u16) -> bool {
     std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
@@ -299,7 +299,7 @@ fn answers(bootstrap: &str) -> bool {
 ///
 /// [`Missing`] where Java or the jars are not found.
 pub(crate) fn class_path() -> Result<String, Missing> {
-    find_java()?;
+    find_java(PART)?;
     find_jars()
 }
 
@@ -325,10 +325,10 @@ fn find_jars() -> Result<String, Missing> {
     }
 }
 
-fn find_java() -> Result<(), Missing> {
+pub(super) fn find_java(part: &'static str) -> Result<(), Missing> {
     let version = Command::new("java").arg("-version").stdin(Stdio::null()).output();
     match version {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(_) | Err(_) => Err(Missing::new(PART, "no java found; install a JRE of 17 or later")),
+        Ok(_) | Err(_) => Err(Missing::new(part, "no java found; install a JRE of 17 or later")),
     }
 }

@@ -20,6 +20,8 @@ enum Pattern {
     CheckBeforeWrite,
     /// A lock that a registration does not conflict with.
     ForKeyShare,
+    /// A lock that excludes a registration and that writers share: there is always one that holds it.
+    ForShare,
     /// The lock is right; the resume point is read by the registering statement.
     RegisterAndReadInOne,
 }
@@ -29,6 +31,7 @@ impl Pattern {
         match self {
             Self::CheckBeforeWrite => "",
             Self::ForKeyShare => " FOR KEY SHARE",
+            Self::ForShare => " FOR SHARE",
             Self::RegisterAndReadInOne => " FOR NO KEY UPDATE",
         }
     }
@@ -208,6 +211,11 @@ async fn check_before_write_does_damage_under_the_hammer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn for_key_share_is_caught() {
     assert_caught(Pattern::ForKeyShare, Check::StaleWrite).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn for_share_is_caught() {
+    assert_caught(Pattern::ForShare, Check::Starvation).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,5 +8,6 @@
 
 mod kit;
 mod lost;
+mod program;
 mod s3;
 mod upkeep;

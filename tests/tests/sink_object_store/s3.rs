@@ -1,6 +1,7 @@
 //! An S3 API on a loopback port, in this process, over a temporary folder.
 
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinHandle;
 
-const BUCKET: &str = "bucket";
+pub(crate) const BUCKET: &str = "bucket";
 
 /// Whether the server compares and writes in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,7 @@ pub(crate) struct S3Server {
     port: u16,
     pub(crate) faults: Arc<Faults>,
     accepting: JoinHandle<()>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Drop for S3Server {
@@ -58,7 +59,6 @@ impl Drop for S3Server {
 
 impl S3Server {
     pub(crate) async fn start(puts: Puts) -> Self {
-        tenure_sink_object_store::choose_tls();
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join(BUCKET)).unwrap();
         let files = FileSystem::new(folder.path()).unwrap();
@@ -83,24 +83,44 @@ impl S3Server {
                 });
             }
         });
-        Self { port, faults, accepting, _folder: folder }
+        Self { port, faults, accepting, folder }
     }
 
-    /// A client of its own. `timeout` is for one request; the client repeats what was answered with 500.
-    pub(crate) fn client(&self, timeout: Duration) -> Arc<dyn ObjectStore> {
-        let retry = RetryConfig { retry_timeout: timeout, ..RetryConfig::default() };
-        let store = AmazonS3Builder::new()
-            .with_endpoint(format!("http://127.0.0.1:{}", self.port))
-            .with_bucket_name(BUCKET)
-            .with_region("us-east-1")
-            .with_access_key_id("tenure")
-            .with_secret_access_key("tenure")
-            .with_skip_signature(true)
-            .with_retry(retry)
-            .with_client_options(ClientOptions::new().with_allow_http(true).with_timeout(timeout))
-            .build();
-        Arc::new(store.unwrap())
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
+
+    /// Objects in the bucket.
+    pub(crate) fn object_count(&self) -> usize {
+        file_count(&self.folder.path().join(BUCKET))
+    }
+
+    /// A client of its own.
+    pub(crate) fn client(&self, timeout: Duration) -> Arc<dyn ObjectStore> {
+        client_of(self.port, BUCKET, timeout)
+    }
+}
+
+pub(crate) fn file_count(folder: &Path) -> usize {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| if path.is_dir() { file_count(&path) } else { 1 }).sum()
+}
+
+/// Client of a server on this machine. `timeout` is for one request; the client repeats what was answered with 500.
+pub(crate) fn client_of(port: u16, bucket: &str, timeout: Duration) -> Arc<dyn ObjectStore> {
+    tenure_sink_object_store::choose_tls();
+    let retry = RetryConfig { retry_timeout: timeout, ..RetryConfig::default() };
+    let store = AmazonS3Builder::new()
+        .with_endpoint(format!("http://127.0.0.1:{port}"))
+        .with_bucket_name(bucket)
+        .with_region("us-east-1")
+        .with_access_key_id("tenure")
+        .with_secret_access_key("tenure")
+        .with_skip_signature(true)
+        .with_retry(retry)
+        .with_client_options(ClientOptions::new().with_allow_http(true).with_timeout(timeout))
+        .build();
+    Arc::new(store.unwrap())
 }
 
 /// A body of the tests is far smaller.

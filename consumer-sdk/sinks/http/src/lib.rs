@@ -1,8 +1,8 @@
 //! Fencing for services that are reached over HTTP and gRPC.
 //!
 //! The **client** stamps each request with the resource and the epoch of its grant; the **receiving service** compares
-//! them in the transaction of the request's effect. What it protects, what it cannot, and every failure: `docs/sinks.md`;
-//! the headers: `docs/protocol.md`.
+//! them in the transaction of the request's effect. What it protects, what it cannot, and every failure:
+//! `docs/sinks/http.md`; the headers: `docs/protocol.md`.
 //!
 //! | Side | What it uses |
 //! |---|---|

@@ -8,7 +8,7 @@ use http::header::{HeaderMap, HeaderValue};
 use http::{Method, Request, Response};
 use tenure_model::{Epoch, NextOffset};
 use tenure_sdk::grant::Grant;
-use tenure_sdk::sink::{FencedWriter, Resolved, Role, SinkError, Verified};
+use tenure_sdk::sink::{FencedWriter, Resolved, Role, SinkError, Verified, look_up};
 
 use crate::answer::{Told, check};
 use crate::headers;
@@ -16,18 +16,13 @@ use crate::sink::{Shared, transient};
 use crate::stamp::{IdempotencyKey, Stamp};
 use crate::transport::TransportError;
 
-/// Looks at the fence after a lost answer, before the question goes back to the caller.
-const RESOLVE_TRIES: u32 = 3;
-
-/// Pause between two of them.
-const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
-
 /// Writer of one grant.
 ///
 /// | from    | event                     | to      |
 /// |---------|---------------------------|---------|
 /// | Unread  | resumed, initialised      | At      |
-/// | At      | write without an answer   | InDoubt |
+/// | At      | write sent                | InDoubt |
+/// | InDoubt | answered                  | At      |
 /// | InDoubt | closed off at the service | At      |
 /// | any     | a newer epoch was seen    | Fenced  |
 ///
@@ -104,20 +99,24 @@ impl HttpWriter {
         headers::put(map, &headers::EXPECTED_OFFSET, expected.get());
         headers::put(map, &headers::NEXT_OFFSET, next.get());
         headers::put(map, &headers::SEQUENCE, sequence);
+        // In doubt from the first step: the call may be given up before there is an answer.
+        let before =
+            std::mem::replace(&mut self.state, State::InDoubt { expected, sequence, next });
         let failure = match self.send(request, Some(expected)).await {
             Ok(answer) => {
                 self.state = State::At { offset: Some(next), sequence: sequence + 1 };
                 return Ok(answer);
             }
             Err(SinkError::Unknown(failure)) => failure,
-            Err(error) => return Err(error),
+            Err(error) => {
+                if matches!(self.state, State::InDoubt { .. }) {
+                    self.state = before;
+                }
+                return Err(error);
+            }
         };
-        self.state = State::InDoubt { expected, sequence, next };
         tracing::debug!(resource = %self.grant.resource, %failure, "answer lost, looking");
-        match self.resolve_within(RESOLVE_TRIES).await? {
-            Resolved::Applied(_) => Ok(lost_answer()),
-            Resolved::NotApplied(_) => Err(transient(failure)),
-        }
+        look_up(self, transient(failure)).await.map(|()| lost_answer())
     }
 
     /// Sends a write of one record that moves no offset. Repeat it with the same key as often as needed, also under the
@@ -187,17 +186,6 @@ impl HttpWriter {
             }
         });
         self.noting(told)
-    }
-
-    async fn resolve_within(&mut self, tries: u32) -> Result<Resolved, SinkError> {
-        let mut left = tries;
-        loop {
-            left -= 1;
-            match self.resolve().await {
-                Err(SinkError::Unknown(_)) if left > 0 => tokio::time::sleep(RESOLVE_PAUSE).await,
-                result => return result,
-            }
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Fenced Kafka sink: records, offset and fence move in one Kafka transaction.
 //!
 //! The home of the offset of a group with `home = kafka-transaction`: exactly once for readers with
-//! `isolation.level=read_committed`. What it protects, what it cannot, and every failure: `docs/sinks.md`.
+//! `isolation.level=read_committed`. What it protects, what it cannot, and every failure: `docs/sinks/kafka.md`.
 //!
 //! ```no_run
 //! use tenure_model::{Epoch, NextOffset};

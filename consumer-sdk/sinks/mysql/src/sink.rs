@@ -151,10 +151,7 @@ impl MysqlSink {
             }
             Some((row, displaced)) => {
                 let mut standing = Standing::new(grant.epoch, Role::Home, settings.fencing());
-                match settings.fencing() {
-                    Fencing::On => standing.registered(&row, &holder)?,
-                    Fencing::Off => {}
-                }
+                standing.registered(&row, &holder)?;
                 displaced
             }
         };

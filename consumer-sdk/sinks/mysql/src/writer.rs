@@ -1,7 +1,6 @@
 //! Writes of one grant.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -9,7 +8,7 @@ use sqlx::{MySql, MySqlConnection};
 use tenure_model::NextOffset;
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
-    FenceRow, FencedWriter, Fencing, Resolved, SinkError, Standing, Verified, epoch_to_column,
+    FenceRow, FencedWriter, Resolved, SinkError, Standing, Verified, epoch_to_column, look_up,
 };
 
 use crate::error::{classify, transient};
@@ -17,12 +16,6 @@ use crate::session::Session;
 use crate::settings::Bounds;
 use crate::sink::Shared;
 use crate::sql::{self, Literal, fill};
-
-/// Looks at the row after a lost answer, before the question goes back to the caller.
-const RESOLVE_TRIES: u32 = 3;
-
-/// Pause between two of them.
-const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Writer of one grant.
 #[derive(Debug)]
@@ -60,17 +53,6 @@ impl MysqlWriter {
         let (session, row) =
             Session::begin(&self.shared, &self.grant.resource, bounds, read).await?;
         Ok((session, row.map(|(row, _)| row)))
-    }
-
-    async fn resolve_within(&mut self, tries: u32) -> Result<Resolved, SinkError> {
-        let mut left = tries;
-        loop {
-            left -= 1;
-            match self.resolve().await {
-                Err(SinkError::Unknown(_)) if left > 0 => tokio::time::sleep(RESOLVE_PAUSE).await,
-                result => return result,
-            }
-        }
     }
 }
 
@@ -159,10 +141,7 @@ impl MysqlTx<'_> {
     /// Nothing before the first commit, and nothing without fencing.
     #[must_use]
     pub fn applied(&self) -> Option<NextOffset> {
-        match self.writer.shared.settings.fencing() {
-            Fencing::On => self.row.next_offset,
-            Fencing::Off => None,
-        }
+        self.writer.standing.applied(&self.row)
     }
 
     /// Runs one statement; answers how many rows it changed.
@@ -249,10 +228,7 @@ impl MysqlTx<'_> {
             Err(failure) => failure,
         };
         tracing::debug!(resource = %writer.grant.resource, %failure, "answer to COMMIT lost, looking");
-        match writer.resolve_within(RESOLVE_TRIES).await? {
-            Resolved::Applied(_) => Ok(()),
-            Resolved::NotApplied(_) => Err(failure),
-        }
+        look_up(writer, failure).await
     }
 
     /// Gives the transaction up.

@@ -2,7 +2,7 @@
 //!
 //! The manifest holds the fence, the offset and the list of files; a file that it does not name is not there for a
 //! reader. As the home of the offset this is exactly once. What it protects, what it cannot, the layout and every
-//! failure: `docs/sinks.md`.
+//! failure: `docs/sinks/object-store.md`.
 //!
 //! ```
 //! use std::sync::Arc;

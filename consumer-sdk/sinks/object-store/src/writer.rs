@@ -6,7 +6,7 @@ use object_store::{Error, ObjectStore, PutMode, PutOptions, PutPayload};
 use tenure_model::NextOffset;
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
-    FenceRow, FencedWriter, Fencing, Resolved, Role, SinkError, Standing, Verified,
+    FenceRow, FencedWriter, Fencing, Resolved, Role, SinkError, Standing, Verified, look_up,
 };
 
 use crate::error::{classify, transient};
@@ -206,10 +206,7 @@ impl ObjectTx<'_> {
     /// Nothing before the first commit, and nothing without fencing.
     #[must_use]
     pub fn applied(&self) -> Option<NextOffset> {
-        match self.writer.pivot.fencing {
-            Fencing::On => self.row.next_offset,
-            Fencing::Off => None,
-        }
+        self.writer.standing.applied(&self.row)
     }
 
     /// Stores one file of the write. No reader sees it before the commit. It is sent in one piece, so it must fit the
@@ -268,10 +265,7 @@ impl ObjectTx<'_> {
             Err(NotSwung::InDoubt(error)) => error,
         };
         tracing::debug!(resource = %writer.grant.resource, %failure, "swing in doubt, looking");
-        match writer.resolve().await? {
-            Resolved::Applied(_) => Ok(()),
-            Resolved::NotApplied(_) => Err(failure),
-        }
+        look_up(writer, failure).await
     }
 
     /// Gives the write up.

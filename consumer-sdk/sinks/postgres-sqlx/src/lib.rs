@@ -1,7 +1,7 @@
 //! Fenced PostgreSQL sink for services on sqlx.
 //!
 //! The same fence table, statements and settings as `tenure-sink-postgres`: services on both drivers may share a group.
-//! What it protects, what it cannot, and every failure: `docs/sinks.md`.
+//! What it protects, what it cannot, and every failure: `docs/sinks/postgres.md`.
 //!
 //! ```no_run
 //! use sqlx::PgPool;

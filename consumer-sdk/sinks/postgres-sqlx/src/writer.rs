@@ -1,24 +1,17 @@
 //! Writes of one grant.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use sqlx::PgConnection;
 use tenure_model::NextOffset;
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
-    FenceRow, FencedWriter, Fencing, Resolved, SinkError, Standing, Verified, epoch_to_column,
+    FenceRow, FencedWriter, Resolved, SinkError, Standing, Verified, epoch_to_column, look_up,
 };
 use tenure_sink_postgres::Bounds;
 
 use crate::session::{Session, statement};
 use crate::sink::Shared;
-
-/// Looks at the row after a lost answer, before the question goes back to the caller.
-const RESOLVE_TRIES: u32 = 3;
-
-/// Pause between two of them.
-const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Writer of one grant.
 #[derive(Debug)]
@@ -56,17 +49,6 @@ impl SqlxWriter {
         let (resource, epoch) = (&self.grant.resource, self.standing.epoch());
         let (session, row) = Session::begin(&self.shared, resource, epoch, bounds, read).await?;
         Ok((session, row.map(|(row, _)| row)))
-    }
-
-    async fn resolve_within(&mut self, tries: u32) -> Result<Resolved, SinkError> {
-        let mut left = tries;
-        loop {
-            left -= 1;
-            match self.resolve().await {
-                Err(SinkError::Unknown(_)) if left > 0 => tokio::time::sleep(RESOLVE_PAUSE).await,
-                result => return result,
-            }
-        }
     }
 }
 
@@ -126,10 +108,7 @@ impl SqlxTx<'_> {
     /// Nothing before the first commit, and nothing without fencing.
     #[must_use]
     pub fn applied(&self) -> Option<NextOffset> {
-        match self.writer.shared.settings.fencing() {
-            Fencing::On => self.row.next_offset,
-            Fencing::Off => None,
-        }
+        self.writer.standing.applied(&self.row)
     }
 
     /// The connection inside the transaction, for any statement of sqlx; errors are for [`classify`](crate::classify).
@@ -171,10 +150,7 @@ impl SqlxTx<'_> {
             Err(failure) => failure,
         };
         tracing::debug!(resource = %writer.grant.resource, %failure, "answer to COMMIT lost, looking");
-        match writer.resolve_within(RESOLVE_TRIES).await? {
-            Resolved::Applied(_) => Ok(()),
-            Resolved::NotApplied(_) => Err(failure),
-        }
+        look_up(writer, failure).await
     }
 
     /// Gives the transaction up.

@@ -1,7 +1,8 @@
 //! Fenced PostgreSQL sink.
 //!
 //! The offset's row is the fence. Every write locks it, compares epoch and offset, and only then sends data; data,
-//! offset and the comparison are one transaction. What it protects, what it cannot, and every failure: `docs/sinks.md`.
+//! offset and the comparison are one transaction. What it protects, what it cannot, and every failure:
+//! `docs/sinks/postgres.md`.
 //!
 //! ```no_run
 //! use tenure_model::NextOffset;

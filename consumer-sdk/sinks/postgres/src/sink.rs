@@ -132,10 +132,7 @@ impl PostgresSink {
                     .await?
                     .ok_or_else(|| transient("the fence row was deleted while it was raised"))?;
                 let mut standing = Standing::new(grant.epoch, Role::Home, settings.fencing());
-                match settings.fencing() {
-                    Fencing::On => standing.registered(&row, &holder)?,
-                    Fencing::Off => {}
-                }
+                standing.registered(&row, &holder)?;
                 displaced
             }
         };

@@ -168,10 +168,7 @@ impl RedisSink {
             }
             Some(Stored { row, displaced, .. }) => {
                 let mut standing = Standing::new(grant.epoch, Role::Home, settings.fencing());
-                match settings.fencing() {
-                    Fencing::On => standing.registered(&row, &holder)?,
-                    Fencing::Off => {}
-                }
+                standing.registered(&row, &holder)?;
                 displaced
             }
         };

@@ -1,13 +1,12 @@
 //! Writes of one grant.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::{FromRedisValue, ScriptInvocation, Value};
 use tenure_model::NextOffset;
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
-    FenceRow, FencedWriter, Fencing, Resolved, Role, SinkError, Standing, Verified,
+    FenceRow, FencedWriter, Resolved, Role, SinkError, Standing, Verified, look_up,
 };
 
 use crate::command::Command;
@@ -15,12 +14,6 @@ use crate::error::{classify, is_lost, refusal, transient};
 use crate::row::{Stored, damage, epoch_text};
 use crate::script::RedisScript;
 use crate::sink::Shared;
-
-/// Looks at the fence after a lost answer, before the question goes back to the caller.
-const RESOLVE_TRIES: u32 = 3;
-
-/// Pause between two of them.
-const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Most commands of one write: a script stops the whole server while it runs.
 pub(crate) const COMMANDS_MAX: usize = 10_000;
@@ -75,17 +68,6 @@ impl RedisWriter {
             return Err(SinkError::FenceRegressed { ours: self.standing.epoch(), seen: None });
         }
         self.standing.admit(stored.map(|stored| stored.row))
-    }
-
-    async fn resolve_within(&mut self, tries: u32) -> Result<Resolved, SinkError> {
-        let mut left = tries;
-        loop {
-            left -= 1;
-            match self.resolve().await {
-                Err(SinkError::Unknown(_)) if left > 0 => tokio::time::sleep(RESOLVE_PAUSE).await,
-                result => return result,
-            }
-        }
     }
 
     /// What a script answered that did not write. Nothing is in doubt any more.
@@ -209,10 +191,7 @@ impl RedisTx<'_> {
     /// Nothing before the first commit, and nothing without fencing.
     #[must_use]
     pub fn applied(&self) -> Option<NextOffset> {
-        match self.writer.shared.settings.fencing() {
-            Fencing::On => self.row.next_offset,
-            Fencing::Off => None,
-        }
+        self.writer.standing.applied(&self.row)
     }
 
     /// As [`RedisWriter::key`].
@@ -359,10 +338,7 @@ impl RedisTx<'_> {
             },
             Err(error) if is_lost(&error) => {
                 tracing::debug!(resource = %writer.grant.resource, %error, "answer lost, looking");
-                match writer.resolve_within(RESOLVE_TRIES).await? {
-                    Resolved::Applied(_) => Ok(()),
-                    Resolved::NotApplied(_) => Err(transient(error)),
-                }
+                look_up(writer, transient(error)).await
             }
             Err(error) => {
                 writer.standing.refused(&row);

@@ -1,7 +1,7 @@
 //! Fenced SQLite sink.
 //!
 //! Data, fence and offset are in one file and move in one transaction: at the home of the offset this is exactly once.
-//! What it protects, what it cannot, and every failure: `docs/sinks.md`.
+//! What it protects, what it cannot, and every failure: `docs/sinks/sqlite.md`.
 //!
 //! ```
 //! use tenure_model::{Epoch, NextOffset};

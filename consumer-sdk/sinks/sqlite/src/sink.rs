@@ -130,9 +130,6 @@ fn already_there(
 ) -> Result<Option<Epoch>, SinkError> {
     let (row, displaced) = read(connection, &shared.statements.read, resource)?
         .ok_or_else(|| SinkError::Misconfigured("the fence row was not written".into()))?;
-    match shared.settings.fencing() {
-        Fencing::On => standing.registered(&row, holder)?,
-        Fencing::Off => {}
-    }
+    standing.registered(&row, holder)?;
     Ok(displaced)
 }

@@ -6,7 +6,7 @@ use rusqlite::Connection;
 use tenure_model::NextOffset;
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
-    FenceRow, FencedWriter, Fencing, Resolved, SinkError, Standing, Verified, epoch_to_column,
+    FenceRow, FencedWriter, Resolved, SinkError, Standing, Verified, epoch_to_column, look_up,
 };
 
 use crate::connection::{Held, Shared, Urgency, begin, read};
@@ -113,10 +113,7 @@ impl SqliteTx<'_> {
     /// Nothing before the first commit, and nothing without fencing.
     #[must_use]
     pub fn applied(&self) -> Option<NextOffset> {
-        match self.writer.shared.settings.fencing() {
-            Fencing::On => self.row.next_offset,
-            Fencing::Off => None,
-        }
+        self.writer.standing.applied(&self.row)
     }
 
     /// Does `work` inside the transaction, on a thread that may block. It must not end the transaction itself.
@@ -191,10 +188,7 @@ impl SqliteTx<'_> {
         };
         // A failed COMMIT leaves the transaction open or has ended it: after the rollback the row tells.
         drop(held);
-        match self.writer.resolve().await? {
-            Resolved::Applied(_) => Ok(()),
-            Resolved::NotApplied(_) => Err(failure),
-        }
+        look_up(self.writer, failure).await
     }
 
     /// Gives the transaction up.

@@ -7,8 +7,9 @@ use tenure_model::{Epoch, NextOffset};
 
 use super::pauses::Pauses;
 use super::report::{Check, Verdict};
-use super::{Options, Row, Rows, Subject, Writer, grant, hammer};
-use crate::sink::{BoxError, FencedSink, FencedWriter, SinkError, Takeover, Verified};
+use super::tally::Tally;
+use super::{Options, Row, Rows, Subject, Writer, contention, cut_off, grant, hammer};
+use crate::sink::{BoxError, FencedSink, FencedWriter, SinkError, Verified};
 
 /// Why a check does not hold.
 #[derive(Debug)]
@@ -26,40 +27,54 @@ impl From<BoxError> for Fault {
     }
 }
 
-type Held = Result<Verdict, Fault>;
+pub(super) type Held = Result<Verdict, Fault>;
 
 macro_rules! ensure {
     ($holds:expr, $($why:tt)+) => {
         if !$holds {
-            return Err(Fault(format!($($why)+)));
+            return Err($crate::sink::conformance::checks::Fault(format!($($why)+)));
         }
     };
 }
+pub(super) use ensure;
 
 /// Time for what the check itself starts, on a machine that does much else.
-const SLACK: Duration = Duration::from_secs(1);
+pub(super) const SLACK: Duration = Duration::from_secs(1);
 
-pub(super) async fn perform<S: Subject>(subject: Arc<S>, options: Options, check: Check) -> Held {
+/// One check on its way.
+pub(super) struct Run<S> {
+    pub(super) subject: Arc<S>,
+    pub(super) options: Options,
+    pub(super) tally: Arc<Tally>,
+}
+
+pub(super) async fn perform<S: Subject>(run: Run<S>, check: Check) -> Held {
     let partition = check.partition();
     match check {
-        Check::StaleWrite => stale_write(&*subject, partition).await,
-        Check::LateRegistration => late_registration(&*subject, partition).await,
-        Check::ReRegistration => re_registration(&*subject, partition).await,
-        Check::ReadOrder => read_order(&subject, partition).await,
-        Check::InitialiseOnce => initialise_once(&*subject, partition).await,
-        Check::AbsentOffset => absent_offset(&*subject, partition).await,
-        Check::Unregistered => unregistered(&*subject, partition).await,
-        Check::Retire => retire(&*subject, partition).await,
-        Check::Restart => restart(&*subject, partition).await,
-        Check::PausedHolder => paused_holder(&subject, partition).await,
-        Check::Starvation => starvation(&subject, partition, options.registration_max).await,
-        Check::Hammer => hammer::perform(&subject, partition, options).await,
+        Check::StaleWrite => stale_write(&run, partition).await,
+        Check::LateRegistration => late_registration(&run, partition).await,
+        Check::ReRegistration => re_registration(&run, partition).await,
+        Check::ReadOrder => contention::read_order(&run, partition).await,
+        Check::InitialiseOnce => initialise_once(&run, partition).await,
+        Check::AbsentOffset => absent_offset(&run, partition).await,
+        Check::Unregistered => unregistered(&run, partition).await,
+        Check::Retire => retire(&run, partition).await,
+        Check::Restart => restart(&run, partition).await,
+        Check::PausedHolder => contention::paused_holder(&run, partition).await,
+        Check::Starvation => contention::starvation(&run, partition).await,
+        Check::CutOff => cut_off::perform(&run, partition).await,
+        Check::Hammer => hammer::perform(&run, partition).await,
     }
 }
 
 pub(super) fn epoch(value: u64) -> Epoch {
     Epoch::new(value).expect("the kit counts from 1")
 }
+
+/// Repetitions of one write that is answered `Transient`.
+const REPEATS_MAX: u32 = 10;
+/// Pause before each of them.
+const REPEAT_PAUSE: Duration = Duration::from_millis(10);
 
 fn passed() -> Held {
     Ok(Verdict::Passed(String::new()))
@@ -87,17 +102,51 @@ pub(super) fn rows(partition: u32, value: u64, first: NextOffset, count: u64) ->
     Rows { partition, epoch: epoch(value), first, next }
 }
 
-/// Writes; repeats what certainly did not happen, for up to 10 s.
-async fn write<S: Subject>(
-    subject: &S,
+/// Writes where nobody else holds the resource; repeats what certainly did not happen, a few times, and counts it.
+pub(super) async fn write<S: Subject>(
+    run: &Run<S>,
     writer: &mut Writer<S>,
     rows: Rows,
 ) -> Result<(), SinkError> {
+    let mut left = REPEATS_MAX;
+    loop {
+        let answer = run.subject.write(writer, rows, &Pauses::none()).await;
+        let is_transient = matches!(answer, Err(SinkError::Transient { .. }));
+        run.tally.note(is_transient);
+        if !is_transient || left == 0 {
+            return answer;
+        }
+        left -= 1;
+        tokio::time::sleep(REPEAT_PAUSE).await;
+    }
+}
+
+/// As [`retrying`], and counts it.
+pub(super) async fn retrying_counted<T, F: Future<Output = Result<T, SinkError>>>(
+    tally: &Tally,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, SinkError> {
+    retrying(|| {
+        let attempt = attempt();
+        async move {
+            let answer = attempt.await;
+            tally.note(matches!(answer, Err(SinkError::Transient { .. })));
+            answer
+        }
+    })
+    .await
+}
+
+/// Repeats what is `Transient` while another holds the resource, for up to 10 s.
+pub(super) async fn retrying<T, F: Future<Output = Result<T, SinkError>>>(
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, SinkError> {
+    const PAUSE: Duration = Duration::from_millis(5);
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        match subject.write(writer, rows, &Pauses::none()).await {
+        match attempt().await {
             Err(SinkError::Transient { .. }) if Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(PAUSE).await;
             }
             result => return result,
         }
@@ -130,17 +179,18 @@ async fn expect_rows<S: Subject>(
     Ok(())
 }
 
-async fn stale_write<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn stale_write<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let (old_process, new_process) = (subject.connect().await?, subject.connect().await?);
     let (mut old, start) = acquire::<S>(&old_process, partition, 1).await?;
-    write(subject, &mut old, rows(partition, 1, start, 1)).await?;
+    write(run, &mut old, rows(partition, 1, start, 1)).await?;
     let (mut new, resumed) = acquire::<S>(&new_process, partition, 2).await?;
     ensure!(resumed.get() == 1, "the new owner resumes at {resumed}, not 1");
     for _ in 0..2 {
-        let stale = write(subject, &mut old, rows(partition, 1, resumed, 1)).await;
+        let stale = write(run, &mut old, rows(partition, 1, resumed, 1)).await;
         ensure!(is_fenced(&stale), "a stale write was not refused as fenced: {}", text(&stale));
     }
-    write(subject, &mut new, rows(partition, 2, resumed, 1)).await?;
+    write(run, &mut new, rows(partition, 2, resumed, 1)).await?;
     expect_rows(subject, partition, &[(0, 1), (1, 2)]).await?;
 
     // Caught between its first row and its commit, where a check before the write has long said yes.
@@ -165,84 +215,35 @@ async fn stale_write<S: Subject>(subject: &S, partition: u32) -> Held {
     passed()
 }
 
-async fn late_registration<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn late_registration<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let sink = subject.connect().await?;
     let (mut new, start) = acquire::<S>(&sink, partition, 2).await?;
     let late = acquire::<S>(&sink, partition, 1).await;
     ensure!(is_fenced(&late), "a late registration was not refused: {}", text(&late));
-    write(subject, &mut new, rows(partition, 2, start, 1)).await?;
+    write(run, &mut new, rows(partition, 2, start, 1)).await?;
     expect_rows(subject, partition, &[(0, 2)]).await?;
     passed()
 }
 
-async fn re_registration<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn re_registration<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let sink = subject.connect().await?;
     let (mut first, start) = acquire::<S>(&sink, partition, 1).await?;
-    write(subject, &mut first, rows(partition, 1, start, 1)).await?;
+    write(run, &mut first, rows(partition, 1, start, 1)).await?;
     let next_grant = grant("owner-2", partition, epoch(2));
     let displaced = sink.register(&next_grant).await?.displaced;
     ensure!(displaced == Some(epoch(1)), "the registration displaced {displaced:?}, not e1");
     let again = sink.register(&next_grant).await;
     ensure!(again.is_ok(), "a repeated registration was refused: {}", text(&again));
     let (mut writer, resumed) = acquire::<S>(&sink, partition, 2).await?;
-    write(subject, &mut writer, rows(partition, 2, resumed, 1)).await?;
+    write(run, &mut writer, rows(partition, 2, resumed, 1)).await?;
     expect_rows(subject, partition, &[(0, 1), (1, 2)]).await?;
     passed()
 }
 
-async fn read_order<S: Subject>(subject: &Arc<S>, partition: u32) -> Held {
-    /// The old owner's write goes on this long after the registration has started.
-    const OVERLAP: Duration = Duration::from_millis(60);
-    const ROUNDS: u32 = 10;
-
-    let (old_process, new_process) = (subject.connect().await?, subject.connect().await?);
-    let mut landed = 0;
-    for partition in (partition..).take(ROUNDS as usize) {
-        let (mut old, start) = acquire::<S>(&old_process, partition, 1).await?;
-        let (pauses, mut gate) = Pauses::gate();
-        let write_late = subject.write(&mut old, rows(partition, 1, start, 1), &pauses);
-        let take_over = async {
-            ensure!(gate.reached().await, "the write never reached a pause");
-            let open_late = async {
-                tokio::time::sleep(OVERLAP).await;
-                gate.open();
-            };
-            let (taken, ()) =
-                tokio::join!(retrying(|| acquire::<S>(&new_process, partition, 2)), open_late);
-            Ok(taken?)
-        };
-        let (written, taken) = tokio::join!(write_late, take_over);
-        let (mut new, resumed) = taken?;
-        landed += u32::from(written.is_ok());
-        let expected = u64::from(written.is_ok());
-        ensure!(
-            resumed.get() == expected,
-            "the new owner resumes at {resumed}, the old owner's last write ended at {expected}"
-        );
-        write(&**subject, &mut new, rows(partition, 2, resumed, 1)).await?;
-        let found = subject.read_back(partition).await?.len() as u64;
-        ensure!(found == expected + 1, "{found} rows, not {}", expected + 1);
-    }
-    Ok(Verdict::Passed(format!("{landed} of {ROUNDS} late writes got in before the fence")))
-}
-
-/// Repeats what is `Transient`, for up to 10 s.
-pub(super) async fn retrying<T, F: Future<Output = Result<T, SinkError>>>(
-    mut attempt: impl FnMut() -> F,
-) -> Result<T, SinkError> {
-    const PAUSE: Duration = Duration::from_millis(5);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        match attempt().await {
-            Err(SinkError::Transient { .. }) if Instant::now() < deadline => {
-                tokio::time::sleep(PAUSE).await;
-            }
-            result => return result,
-        }
-    }
-}
-
-async fn initialise_once<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn initialise_once<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let sink = subject.connect().await?;
     let start = NextOffset::new(5).expect("a small offset");
     let mut first = sink.register(&grant("owner-1", partition, epoch(1))).await?.writer;
@@ -258,7 +259,8 @@ async fn initialise_once<S: Subject>(subject: &S, partition: u32) -> Held {
     passed()
 }
 
-async fn absent_offset<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn absent_offset<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let sink = subject.connect().await?;
     let mut writer = sink.register(&grant("owner-1", partition, epoch(1))).await?.writer;
     let resumed = writer.resume(&Verified::without_coordinator(true)).await;
@@ -269,7 +271,8 @@ async fn absent_offset<S: Subject>(subject: &S, partition: u32) -> Held {
     passed()
 }
 
-async fn unregistered<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn unregistered<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let sink = subject.connect().await?;
     for (partition, known) in [(partition, false), (partition + 1, true)] {
         if known {
@@ -279,21 +282,22 @@ async fn unregistered<S: Subject>(subject: &S, partition: u32) -> Held {
         let Some(mut writer) = subject.beside(&sink, &forged) else {
             return Ok(Verdict::Skipped("a writer comes from a registration only"));
         };
-        let written = write(subject, &mut writer, rows(partition, 9, NextOffset::ZERO, 1)).await;
+        let written = write(run, &mut writer, rows(partition, 9, NextOffset::ZERO, 1)).await;
         ensure!(written.is_err(), "a grant that was never registered wrote");
         expect_rows(subject, partition, &[]).await?;
     }
     passed()
 }
 
-async fn retire<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn retire<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     let sink = subject.connect().await?;
     let (mut old, start) = acquire::<S>(&sink, partition, 1).await?;
     let (mut new, _) = acquire::<S>(&sink, partition, 2).await?;
-    write(subject, &mut new, rows(partition, 2, start, 1)).await?;
+    write(run, &mut new, rows(partition, 2, start, 1)).await?;
     new.retire().await?;
     let resumed = NextOffset::new(1).expect("a small offset");
-    let stale = write(subject, &mut old, rows(partition, 1, resumed, 1)).await;
+    let stale = write(run, &mut old, rows(partition, 1, resumed, 1)).await;
     ensure!(is_fenced(&stale), "retiring let the old owner in: {}", text(&stale));
     let late = acquire::<S>(&sink, partition, 1).await;
     ensure!(is_fenced(&late), "retiring let an old registration in: {}", text(&late));
@@ -303,11 +307,12 @@ async fn retire<S: Subject>(subject: &S, partition: u32) -> Held {
     passed()
 }
 
-async fn restart<S: Subject>(subject: &S, partition: u32) -> Held {
+async fn restart<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let subject = &*run.subject;
     {
         let sink = subject.connect().await?;
         let (mut writer, start) = acquire::<S>(&sink, partition, 2).await?;
-        write(subject, &mut writer, rows(partition, 2, start, 1)).await?;
+        write(run, &mut writer, rows(partition, 2, start, 1)).await?;
     }
     let sink = subject.connect().await?;
     let late = acquire::<S>(&sink, partition, 1).await;
@@ -315,94 +320,4 @@ async fn restart<S: Subject>(subject: &S, partition: u32) -> Held {
     let (_, resumed) = acquire::<S>(&sink, partition, 3).await?;
     ensure!(resumed.get() == 1, "the offset after a restart is {resumed}, not 1");
     passed()
-}
-
-async fn paused_holder<S: Subject>(subject: &Arc<S>, partition: u32) -> Held {
-    let (old_process, new_process) = (subject.connect().await?, subject.connect().await?);
-    let declared = new_process.capabilities().takeover;
-    let (mut old, start) = acquire::<S>(&old_process, partition, 1).await?;
-    let (pauses, mut gate) = Pauses::gate();
-    let paused = subject.write(&mut old, rows(partition, 1, start, 1), &pauses);
-    let take_over = async {
-        ensure!(gate.reached().await, "the write never reached a pause");
-        let started = Instant::now();
-        let patience = match declared {
-            Takeover::Bounded(longest) => longest + SLACK,
-            Takeover::Unbounded => SLACK,
-        };
-        let attempt = retrying(|| acquire::<S>(&new_process, partition, 2));
-        let taken = tokio::time::timeout(patience, attempt).await;
-        let waited = started.elapsed();
-        gate.open();
-        Ok((taken, waited))
-    };
-    let (written, taken) = tokio::join!(paused, take_over);
-    let (taken, waited) = taken?;
-    let figures = format!("waited {} ms, declared {declared:?}", waited.as_millis());
-    let (mut new, resumed) = match (taken, declared) {
-        (Ok(taken), _) => {
-            ensure!(written.is_err(), "the paused holder's write went through after it was fenced");
-            taken?
-        }
-        (Err(_), Takeover::Bounded(longest)) => {
-            return Err(Fault(format!("no registration within the declared {longest:?}")));
-        }
-        (Err(_), Takeover::Unbounded) => {
-            retrying(|| acquire::<S>(&new_process, partition, 2)).await?
-        }
-    };
-    let before = u64::from(written.is_ok());
-    ensure!(resumed.get() == before, "the new owner resumes at {resumed}, not {before}");
-    write(&**subject, &mut new, rows(partition, 2, resumed, 1)).await?;
-    let found = subject.read_back(partition).await?.len() as u64;
-    ensure!(found == before + 1, "{found} rows, not {}", before + 1);
-    Ok(Verdict::Passed(figures))
-}
-
-async fn starvation<S: Subject>(subject: &Arc<S>, partition: u32, longest: Duration) -> Held {
-    const WRITERS: usize = 8;
-    const HOLD: Duration = Duration::from_millis(10);
-    const ROUNDS: u64 = 5;
-
-    let sink = subject.connect().await?;
-    let mut worst = Duration::ZERO;
-    for round in 1..=ROUNDS {
-        let (_, _) = acquire::<S>(&sink, partition, round).await?;
-        let old = grant(&format!("owner-{round}"), partition, epoch(round));
-        let mut tasks = tokio::task::JoinSet::new();
-        for _ in 0..WRITERS {
-            let process = subject.connect().await?;
-            let Some(mut writer) = subject.beside(&process, &old) else {
-                return Ok(Verdict::Skipped("a writer comes from a registration only"));
-            };
-            let subject = Arc::clone(subject);
-            tasks.spawn(async move {
-                let _process = process;
-                let pauses = Pauses::fixed(HOLD);
-                let empty = rows(partition, round, NextOffset::ZERO, 1);
-                loop {
-                    match subject.write(&mut writer, empty, &pauses).await {
-                        Ok(()) | Err(SinkError::Transient { .. }) => {}
-                        Err(_) => return,
-                    }
-                }
-            });
-        }
-        // All of them are at it once each has had its turn.
-        tokio::time::sleep(HOLD * 2 * u32::try_from(WRITERS).unwrap_or(8)).await;
-        let started = Instant::now();
-        let next = grant(&format!("owner-{}", round + 1), partition, epoch(round + 1));
-        let registered = tokio::time::timeout(longest, retrying(|| sink.register(&next))).await;
-        let waited = started.elapsed();
-        tasks.shutdown().await;
-        match registered {
-            Ok(registered) => drop(registered?),
-            Err(_) => return Err(Fault(format!("a registration waited longer than {longest:?}"))),
-        }
-        worst = worst.max(waited);
-    }
-    Ok(Verdict::Passed(format!(
-        "longest of {ROUNDS} registrations under {WRITERS} writers: {} ms",
-        worst.as_millis()
-    )))
 }

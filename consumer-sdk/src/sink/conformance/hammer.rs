@@ -9,10 +9,11 @@ use rand::{Rng, SeedableRng};
 use tenure_model::NextOffset;
 use tokio::task::JoinSet;
 
-use super::checks::{Fault, acquire, epoch, retrying, rows};
+use super::checks::{Fault, Held, Run, acquire, epoch, retrying_counted, rows, write};
 use super::pauses::Pauses;
 use super::report::Verdict;
-use super::{Options, Row, Subject, Writer, grant};
+use super::tally::Tally;
+use super::{Row, Subject, Writer, grant};
 use crate::sink::{FencedSink, FencedWriter, Resolved, SinkError, Verified};
 
 /// Processes that the owners are spread over.
@@ -22,6 +23,11 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// Longest sleep of an owner that falls asleep: several hand-overs.
 const SLEEP: Duration = Duration::from_millis(80);
 
+/// A hand-over waits for so many acquisitions with a write, as long as that takes on this machine just now.
+const WRITES_PER_HANDOVER: u32 = 2;
+/// Longest wait that this adds.
+const ADDED_MAX: Duration = Duration::from_millis(400);
+
 /// What happened, counted by all owners.
 #[derive(Debug, Default)]
 struct Counts {
@@ -29,17 +35,15 @@ struct Counts {
     refused: AtomicU64,
 }
 
-pub(super) async fn perform<S: Subject>(
-    subject: &Arc<S>,
-    partition: u32,
-    options: Options,
-) -> Result<Verdict, Fault> {
+pub(super) async fn perform<S: Subject>(run: &Run<S>, partition: u32) -> Held {
+    let Run { subject, options, tally } = run;
     let mut sinks = Vec::new();
     for _ in 0..PROCESSES {
         sinks.push(Arc::new(subject.connect().await?));
     }
     let counts = Arc::new(Counts::default());
     let mut random = StdRng::seed_from_u64(options.seed);
+    let interval = interval(run, &sinks[0], partition + 1).await?;
     let mut owners = JoinSet::new();
     for value in 1..=u64::from(options.handovers) {
         let owner = Owner {
@@ -49,14 +53,15 @@ pub(super) async fn perform<S: Subject>(
             value,
             random: StdRng::seed_from_u64(options.seed ^ (value << 32)),
             counts: Arc::clone(&counts),
+            tally: Arc::clone(tally),
         };
         owners.spawn(owner.run());
-        let interval = options.handover_interval_max;
         tokio::time::sleep(random.random_range(interval / 6..=interval)).await;
     }
     // The last owner fences all others, so that they end.
     let last = u64::from(options.handovers) + 1;
-    let (_, end) = retrying(|| acquire::<S>(&sinks[0], partition, last)).await?;
+    let (_, end) =
+        retrying_counted(&run.tally, || acquire::<S>(&sinks[0], partition, last)).await?;
     let mut waits = Vec::new();
     while let Some(owner) = owners.join_next().await {
         let waited = owner.map_err(|error| Fault(format!("an owner panicked: {error}")))??;
@@ -80,6 +85,20 @@ pub(super) async fn perform<S: Subject>(
     }
 }
 
+/// Longest time from one hand-over to the next: no owner gets as far as a write where that takes longer.
+async fn interval<S: Subject>(
+    run: &Run<S>,
+    sink: &S::Sink,
+    partition: u32,
+) -> Result<Duration, Fault> {
+    let started = Instant::now();
+    let (mut writer, next) = acquire::<S>(sink, partition, 1).await?;
+    write(run, &mut writer, rows(partition, 1, next, 1)).await?;
+    let needed = started.elapsed() * WRITES_PER_HANDOVER;
+    let asked = run.options.handover_interval_max;
+    Ok(needed.clamp(asked, asked + ADDED_MAX))
+}
+
 /// One owner, from its grant until it is refused.
 struct Owner<S: Subject> {
     subject: Arc<S>,
@@ -88,6 +107,7 @@ struct Owner<S: Subject> {
     value: u64,
     random: StdRng,
     counts: Arc<Counts>,
+    tally: Arc<Tally>,
 }
 
 impl<S: Subject> Owner<S> {
@@ -96,7 +116,7 @@ impl<S: Subject> Owner<S> {
         self.doze().await;
         let started = Instant::now();
         let grant = grant(&format!("owner-{}", self.value), self.partition, epoch(self.value));
-        let registered = retrying(|| self.sink.register(&grant)).await;
+        let registered = retrying_counted(&self.tally, || self.sink.register(&grant)).await;
         let mut writer = match registered {
             Ok(registered) => registered.writer,
             Err(error) => return self.end(error).map(|()| None),
@@ -119,7 +139,9 @@ impl<S: Subject> Owner<S> {
             self.doze().await;
             let rows = rows(self.partition, self.value, next, self.random.random_range(1..=4));
             let pauses = Pauses::random(self.random.random(), PAUSE);
-            match self.subject.write(writer, rows, &pauses).await {
+            let answer = self.subject.write(writer, rows, &pauses).await;
+            self.tally.note(matches!(answer, Err(SinkError::Transient { .. })));
+            match answer {
                 Ok(()) => {
                     self.counts.writes.fetch_add(1, Ordering::Relaxed);
                     next = rows.next;
@@ -173,7 +195,7 @@ impl<S: Subject> Owner<S> {
     }
 }
 
-async fn resolve<W: FencedWriter>(writer: &mut W) -> Result<NextOffset, SinkError> {
+pub(super) async fn resolve<W: FencedWriter>(writer: &mut W) -> Result<NextOffset, SinkError> {
     loop {
         match writer.resolve().await {
             Ok(Resolved::Applied(next) | Resolved::NotApplied(next)) => return Ok(next),
@@ -187,7 +209,7 @@ async fn resolve<W: FencedWriter>(writer: &mut W) -> Result<NextOffset, SinkErro
 
 /// Damage in the rows.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Found {
+pub(super) struct Found {
     duplicates: u64,
     missing: u64,
     beyond: u64,
@@ -195,7 +217,7 @@ struct Found {
 }
 
 impl Found {
-    fn count(rows: &[Row], end: NextOffset) -> Self {
+    pub(super) fn count(rows: &[Row], end: NextOffset) -> Self {
         let mut found = Self::default();
         let mut expected = 0;
         for pair in rows.windows(2) {
@@ -216,7 +238,7 @@ impl Found {
         found
     }
 
-    fn is_clean(&self) -> bool {
+    pub(super) fn is_clean(&self) -> bool {
         *self == Self::default()
     }
 }

@@ -1,6 +1,6 @@
 //! Moments at which a write is stopped.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -14,9 +14,9 @@ pub struct Pauses(Kind);
 #[derive(Debug)]
 enum Kind {
     None,
-    Fixed(Duration),
     Random { random: Box<Mutex<StdRng>>, longest: Duration },
     Gate { reached: watch::Sender<bool>, open: watch::Receiver<bool> },
+    Relay(Arc<Relay>),
 }
 
 /// Other side of a gate: sees the write arrive, and lets it go on.
@@ -26,6 +26,23 @@ pub(super) struct Gate {
     open: watch::Sender<bool>,
 }
 
+/// Writers that keep each other company: none goes on before another one has come, as long as the sink lets two of them
+/// in at once. A lock that they share is then never free, however fast or slow the machine is.
+#[derive(Debug)]
+pub(super) struct Relay {
+    /// Shortest stay.
+    hold: Duration,
+    /// Longest wait for company where the sink has not let two in yet.
+    alone_max: Duration,
+    inside: watch::Sender<Inside>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Inside {
+    writers: usize,
+    have_met: bool,
+}
+
 impl Pauses {
     /// A write that is never stopped.
     #[must_use]
@@ -33,8 +50,8 @@ impl Pauses {
         Self(Kind::None)
     }
 
-    pub(super) const fn fixed(length: Duration) -> Self {
-        Self(Kind::Fixed(length))
+    pub(super) const fn relay(relay: Arc<Relay>) -> Self {
+        Self(Kind::Relay(relay))
     }
 
     pub(super) fn random(seed: u64, longest: Duration) -> Self {
@@ -51,7 +68,6 @@ impl Pauses {
     pub async fn here(&self) {
         match &self.0 {
             Kind::None => {}
-            Kind::Fixed(length) => tokio::time::sleep(*length).await,
             Kind::Random { random, longest } => {
                 let length = {
                     let mut random = random.lock().expect("no holder panics");
@@ -71,6 +87,7 @@ impl Pauses {
                 // A gate that is gone is open.
                 let _opened = open.wait_for(|open| *open).await;
             }
+            Kind::Relay(relay) => relay.stay().await,
         }
     }
 }
@@ -83,5 +100,81 @@ impl Gate {
 
     pub(super) fn open(&self) {
         self.open.send_replace(true);
+    }
+}
+
+impl Relay {
+    pub(super) fn new(hold: Duration, alone_max: Duration) -> Arc<Self> {
+        let (inside, _) = watch::channel(Inside::default());
+        Arc::new(Self { hold, alone_max, inside })
+    }
+
+    /// Whether the sink ever let two in at once.
+    pub(super) fn have_met(&self) -> bool {
+        self.inside.borrow().have_met
+    }
+
+    async fn stay(&self) {
+        self.inside.send_modify(|inside| {
+            inside.writers += 1;
+            inside.have_met |= inside.writers > 1;
+        });
+        tokio::time::sleep(self.hold).await;
+        let mut changes = self.inside.subscribe();
+        let patience = tokio::time::sleep(self.alone_max);
+        tokio::pin!(patience);
+        while !self.leave(false) {
+            tokio::select! {
+                // The sender is this relay's own.
+                _changed = changes.changed() => {}
+                () = &mut patience, if !patience.is_elapsed() => {
+                    if self.leave(!self.have_met()) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leaves company behind, or, `alone`, nobody.
+    fn leave(&self, alone: bool) -> bool {
+        self.inside.send_if_modified(|inside| {
+            let may_leave = alone || inside.writers > 1;
+            if may_leave {
+                inside.writers -= 1;
+            }
+            may_leave
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn writers_that_met_leave_only_when_another_has_come() {
+        let relay = Relay::new(Duration::from_millis(5), Duration::from_millis(10));
+        let writer = || {
+            let relay = Arc::clone(&relay);
+            tokio::spawn(async move { relay.stay().await })
+        };
+        let mut writers = vec![writer(), writer()];
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let waiting = writers.iter().filter(|writer| !writer.is_finished()).count();
+            assert_eq!((waiting, relay.have_met()), (1, true), "one of them waits for company");
+            writers.push(writer());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writer_that_the_sink_keeps_alone_leaves_after_its_time() {
+        let relay = Relay::new(Duration::from_millis(5), Duration::from_millis(10));
+        let started = tokio::time::Instant::now();
+        relay.stay().await;
+        relay.stay().await;
+        assert_eq!(started.elapsed(), Duration::from_millis(30));
+        assert!(!relay.have_met());
     }
 }

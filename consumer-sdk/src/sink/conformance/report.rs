@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::tally::Answers;
+
 /// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Check {
@@ -27,13 +29,16 @@ pub enum Check {
     PausedHolder,
     /// Eight writers of the old epoch do not starve a registration.
     Starvation,
+    /// A write that is given up between sending and its answer is in or out, and both its writer and the next owner find
+    /// out which.
+    CutOff,
     /// Hand-overs with random pauses: no row twice, none lost, none beyond the offset, epochs rise.
     Hammer,
 }
 
 impl Check {
     /// All checks, in the order in which they run.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::StaleWrite,
         Self::LateRegistration,
         Self::ReRegistration,
@@ -45,6 +50,7 @@ impl Check {
         Self::Restart,
         Self::PausedHolder,
         Self::Starvation,
+        Self::CutOff,
         Self::Hammer,
     ];
 
@@ -63,6 +69,7 @@ impl Check {
             Self::Restart => "restart",
             Self::PausedHolder => "paused holder",
             Self::Starvation => "starvation",
+            Self::CutOff => "cut off",
             Self::Hammer => "hammer",
         }
     }
@@ -91,6 +98,8 @@ pub struct Outcome {
     pub check: Check,
     /// What came of it.
     pub verdict: Verdict,
+    /// How often the sink said *not now*.
+    pub answers: Answers,
 }
 
 /// All checks. Prints as a table.
@@ -113,7 +122,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<20} {:<7} seed {}", "check", "verdict", self.seed)?;
+        writeln!(f, "{:<20} {:<7} {:>10} seed {}", "check", "verdict", "transient", self.seed)?;
         for outcome in &self.outcomes {
             writeln!(f, "{outcome}")?;
         }
@@ -128,6 +137,8 @@ impl fmt::Display for Outcome {
             Verdict::Failed(why) => ("FAILED", why.as_str()),
             Verdict::Skipped(why) => ("skipped", *why),
         };
-        write!(f, "{:<20} {verdict:<7} {text}", self.check.as_str())
+        let Answers { calls, transient } = self.answers;
+        let share = format!("{transient}/{calls}");
+        write!(f, "{:<20} {verdict:<7} {share:>10} {text}", self.check.as_str())
     }
 }

@@ -74,7 +74,7 @@ fn every_metric_of_consumers_is_in_the_table_with_its_kind_and_no_row_lacks_a_me
 #[test]
 fn pages_link_to_files_that_exist() {
     let mut pages = vec![root().join("README.md")];
-    for folder in ["docs", "docs/decisions"] {
+    for folder in ["docs", "docs/decisions", "docs/sinks"] {
         let files = std::fs::read_dir(root().join(folder)).unwrap();
         pages.extend(
             files

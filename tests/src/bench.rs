@@ -4,8 +4,10 @@
 
 mod beside;
 mod commits;
+mod consume;
 mod disk;
 mod failover;
+mod handoff;
 mod heartbeats;
 mod load;
 mod machine;
@@ -14,6 +16,7 @@ mod recovery;
 mod sink_postgres;
 mod stats;
 mod steady;
+mod takeover;
 mod usage;
 
 use std::time::Duration;
@@ -44,6 +47,9 @@ pub const SCENARIOS: &[Scenario] = &[
     failover::SCENARIO,
     recovery::SCENARIO,
     steady::SCENARIO,
+    consume::SCENARIO,
+    handoff::SCENARIO,
+    takeover::SCENARIO,
     sink_postgres::SCENARIO,
 ];
 

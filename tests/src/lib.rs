@@ -7,6 +7,8 @@
 
 pub mod bench;
 pub mod cluster;
+pub mod effects;
+pub mod feed;
 pub mod load;
 pub mod process;
 pub mod proxy;

@@ -292,10 +292,19 @@ pub fn tenure_bin() -> PathBuf {
 }
 
 fn beside_the_tests() -> PathBuf {
-    // …/debug/deps/test-hash → …/debug/tenure, and …/release/bench → …/release/tenure
-    let program = env::current_exe().expect("the running program has a path");
-    let folder = program.parent().expect("a program is in a folder");
-    let is_test = folder.ends_with("deps");
-    let folder = if is_test { folder.parent().unwrap_or(folder) } else { folder };
-    folder.join("tenure")
+    beside_this("tenure")
+}
+
+/// Path of a program that cargo has built beside this one, which may itself be a test or a program.
+///
+/// # Panics
+///
+/// When the running program has no path.
+#[must_use]
+pub fn beside_this(program: &str) -> PathBuf {
+    // …/debug/deps/test-hash and …/debug/bench both stand for …/debug.
+    let this = env::current_exe().expect("the running program has a path");
+    let folders = this.ancestors().skip(1).filter(|folder| !folder.ends_with("deps"));
+    let folder = folders.into_iter().next().expect("a program is in a folder");
+    folder.join(program)
 }

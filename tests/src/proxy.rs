@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// Longest pattern of [`Proxy::hold_answers_after`], in bytes.
 pub const PATTERN_MAX_BYTES: usize = 256;
 
+/// Most entries of [`Proxy::uploads`].
+pub const UPLOADS_MAX: usize = 100_000;
+
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -133,6 +136,12 @@ impl Proxy {
         self.shared.wait_for(timeout, |state| state.answers == Answers::Kept)
     }
 
+    /// When bytes came from clients so far, and how many at a time; the first [`UPLOADS_MAX`] of them.
+    #[must_use]
+    pub fn uploads(&self) -> Vec<(Instant, usize)> {
+        self.shared.lock().uploads.clone()
+    }
+
     /// Number of connections that are open now.
     #[must_use]
     pub fn connection_count(&self) -> usize {
@@ -173,6 +182,7 @@ struct State {
     to_client_held: bool,
     pattern: Option<Vec<u8>>,
     answers: Answers,
+    uploads: Vec<(Instant, usize)>,
     connections: BTreeMap<u64, Connection>,
     next_id: u64,
     stopping: bool,
@@ -340,8 +350,9 @@ fn pump(mut from: TcpStream, mut to: TcpStream, id: u64, direction: Direction, s
             Ok(count) => count,
         };
         let chunk = &buffer[..count];
-        if direction == Direction::ToClient {
-            note_kept_answer(id, shared);
+        match direction {
+            Direction::ToClient => note_kept_answer(id, shared),
+            Direction::ToServer => note_upload(count, shared),
         }
         if !shared.may_pass(id, direction) {
             break;
@@ -366,6 +377,14 @@ fn pump(mut from: TcpStream, mut to: TcpStream, id: u64, direction: Direction, s
             state.connections.remove(&id);
         }
     });
+}
+
+fn note_upload(count: usize, shared: &Shared) {
+    let now = Instant::now();
+    let mut state = shared.lock();
+    if state.uploads.len() < UPLOADS_MAX {
+        state.uploads.push((now, count));
+    }
 }
 
 fn note_kept_answer(id: u64, shared: &Shared) {

@@ -171,15 +171,3 @@ impl Line {
 pub fn payload(partition: u32, offset: u64) -> String {
     format!("{partition}/{offset}")
 }
-
-/// Table of effects: one row per copied record, in the order in which they took place. Nothing in it is unique, so that
-/// damage shows instead of being refused.
-pub const EFFECTS: &str = "\
-CREATE TABLE effects (
-    id        bigserial PRIMARY KEY,
-    part      int    NOT NULL,
-    at_offset bigint NOT NULL,
-    epoch     bigint NOT NULL,
-    worker    text   NOT NULL,
-    payload   text   NOT NULL
-)";

@@ -1,25 +1,32 @@
 //! A server process that ends with the test process, however that ends.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// Starts the server, waits for the end of its standard input, stops the server, removes the
-/// folder.
+/// Starts the server, again for each line of its standard input, waits for the end of that, stops the
+/// server, removes the folder.
 ///
 /// Neither `Drop` nor a static's end runs when a test process is killed; the kernel closes its end
 /// of the pipe in every case.
 const GUARD: &str = r#"
 folder=$1 stop=$2; shift 2
 cd "$folder"
-"$@" >server.log 2>&1 </dev/null &
-server=$!
-echo "$server"
-read -r _ || :
+start() {
+    "$@" >>server.log 2>&1 </dev/null &
+    server=$!
+    echo "$server"
+}
+start "$@"
+while read -r _; do
+    kill -s KILL "$server" 2>/dev/null
+    wait "$server"
+    start "$@"
+done
 kill -s "$stop" "$server" 2>/dev/null
 wait "$server"
 cd / && rm -rf "$folder"
@@ -61,6 +68,7 @@ impl User {
 pub(super) struct Guarded {
     guard: Child,
     pipe: Option<ChildStdin>,
+    pids: BufReader<ChildStdout>,
     server: u32,
     folder: PathBuf,
 }
@@ -81,12 +89,17 @@ impl Guarded {
             user.apply(&mut shell);
         }
         let mut guard = shell.spawn().expect("sh starts");
-        let mut line = String::new();
-        let stdout = guard.stdout.take().expect("stdout is piped");
-        BufReader::new(stdout).read_line(&mut line).expect("the guard says a process id");
-        let server = line.trim().parse().expect("the guard says a process id");
+        let mut pids = BufReader::new(guard.stdout.take().expect("stdout is piped"));
+        let server = next_pid(&mut pids);
         let pipe = guard.stdin.take();
-        Self { guard, pipe, server, folder: folder.keep() }
+        Self { guard, pipe, pids, server, folder: folder.keep() }
+    }
+
+    /// Kills the server and starts it again in its folder.
+    pub(super) fn restart(&mut self) {
+        let pipe = self.pipe.as_mut().expect("the pipe is there until drop");
+        pipe.write_all(b"again\n").expect("the guard reads");
+        self.server = next_pid(&mut self.pids);
     }
 
     /// Process id of the server.
@@ -112,6 +125,12 @@ impl Guarded {
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
+}
+
+fn next_pid(pids: &mut impl BufRead) -> u32 {
+    let mut line = String::new();
+    pids.read_line(&mut line).expect("the guard says a process id");
+    line.trim().parse().expect("the guard says a process id")
 }
 
 impl Drop for Guarded {

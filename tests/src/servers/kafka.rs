@@ -15,7 +15,9 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::guarded::Guarded;
 use super::{Missing, downloads, free_port, refuse_in_fast_tier, unique_name, wait_until};
@@ -91,6 +93,50 @@ impl Kafka {
         self.server.as_ref().map(Guarded::pid)
     }
 
+    /// Kills the broker and starts it again with its data, and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// When somebody else runs the broker, or it does not come back.
+    pub fn restart(&mut self) {
+        let server = self.server.as_mut().expect("this test runs the broker");
+        server.restart();
+        assert!(answers(&self.bootstrap), "Kafka did not come back: {}", server.log_tail());
+    }
+
+    /// Ends the broker for good.
+    ///
+    /// # Panics
+    ///
+    /// When somebody else runs the broker.
+    pub fn end(&mut self) {
+        drop(self.server.take().expect("this test runs the broker"));
+    }
+
+    /// Stops (SIGSTOP) the broker: its connections stay open and nothing is answered.
+    ///
+    /// # Panics
+    ///
+    /// When somebody else runs the broker, or it has ended.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Wakes (SIGCONT) a broker that was stopped.
+    ///
+    /// # Panics
+    ///
+    /// As [`Kafka::pause`].
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.expect("this test runs the broker");
+        kill_process(pid, signal).expect("the broker runs");
+    }
+
     /// Client settings with the bootstrap address.
     #[must_use]
     pub fn client_config(&self) -> ClientConfig {
@@ -161,7 +207,12 @@ impl Kafka {
     #[must_use]
     pub fn end_offset(&self, topic: &str, partition: u16) -> i64 {
         let consumer: BaseConsumer = self.client_config().create().expect("a consumer is made");
-        let watermarks = consumer.fetch_watermarks(topic, partition.into(), CALL_TIMEOUT);
+        // A broker that has just started, or a topic, may have no leader yet.
+        let mut watermarks = Err(KafkaError::Canceled);
+        wait_until(CALL_TIMEOUT, || {
+            watermarks = consumer.fetch_watermarks(topic, partition.into(), CALL_TIMEOUT);
+            watermarks.is_ok()
+        });
         watermarks.expect("Kafka answers").1
     }
 
@@ -234,8 +285,8 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 /// Hands a record to the client, again while its queue is full.
-fn send(producer: &BaseProducer, mut record: BaseRecord<'_, (), [u8]>) {
-    use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+pub(crate) fn send(producer: &BaseProducer, mut record: BaseRecord<'_, (), [u8]>) {
+    use rdkafka::error::RDKafkaErrorCode;
     while let Err((error, refused)) = producer.send(record) {
         let full = KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull);
         assert_eq!(error, full, "the client refuses a record");

@@ -3,25 +3,27 @@
 use std::time::Duration;
 
 use tenure_model::NextOffset;
-use tenure_sdk::consumer::{Batch, Input, Limits};
+use tenure_sdk::consumer::{Batch, Input};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::offsets::OffsetWriter;
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sdk::source::Record;
-use tenure_sink_postgres::{PgTx, PostgresWriter};
+use tenure_sink_postgres::{PgTx, PostgresWriter, classify};
 
 use super::late::Late;
 use super::offset_table::OffsetTableWriter;
 use super::worker::Worker;
 use super::{Point, What};
 
-const LIMITS: Limits = Limits { records: 25, bytes: 1 << 20, wait: Duration::from_millis(60) };
-
 const INSERT: &str = "\
 INSERT INTO effects (part, at_offset, epoch, worker, payload)
 SELECT $1, u.at_offset, $2, $3, u.payload
 FROM unnest($4::bigint[], $5::text[]) WITH ORDINALITY AS u (at_offset, payload, place)
 ORDER BY u.place";
+
+const CHARGE: &str = "\
+WITH asked AS (INSERT INTO attempts SELECT unnest($1::text[]) RETURNING key)
+INSERT INTO charges SELECT key FROM asked ON CONFLICT DO NOTHING";
 
 /// Where the offset goes that belongs to a batch.
 pub(super) enum Offsets {
@@ -60,7 +62,12 @@ impl Worker {
         // Not always at the first batch of a grant.
         let mut before_stop = self.stops_made() % 3;
         loop {
-            let Some(batch) = hands.input.next_batch(&LIMITS).await else { return Ok(()) };
+            let Some(batch) = hands.input.next_batch(&self.limits()).await else { return Ok(()) };
+            if self.args.point.is_none() {
+                tokio::time::sleep(Duration::from_millis(self.args.hold_ms)).await;
+                self.copy(&mut hands, &batch).await?;
+                continue;
+            }
             let turn = self.turn.lock().await;
             let point = self.point_in_handler().filter(|_| before_stop == 0);
             before_stop = before_stop.saturating_sub(1);
@@ -89,9 +96,22 @@ impl Worker {
         records: &[Record],
         next: NextOffset,
     ) -> Result<(), SinkError> {
+        if self.args.charges {
+            self.charge(records).await?;
+        }
         let tx = writer.begin().await?;
         self.insert(&tx, grant, records).await?;
         tx.commit(next).await
+    }
+
+    /// An effect outside of the fenced transaction: only its keys keep it from happening twice.
+    async fn charge(&self, records: &[Record]) -> Result<(), SinkError> {
+        let keys: Vec<String> = records.iter().map(Record::idempotency_key).collect();
+        let client = self.sink.pool().get().await;
+        let client = client
+            .map_err(|error| SinkError::Transient { retry_after: None, source: error.into() })?;
+        client.execute(CHARGE, &[&keys]).await.map_err(classify)?;
+        Ok(())
     }
 
     async fn insert(
@@ -101,7 +121,7 @@ impl Worker {
         records: &[Record],
     ) -> Result<(), SinkError> {
         // With the offset beside the data, what an earlier owner wrote and did not get to commit is not written again.
-        let applied = tx.applied();
+        let applied = tx.applied().filter(|_| !self.args.replays);
         let (mut offsets, mut payloads) = (Vec::new(), Vec::new());
         for record in records {
             if applied.is_none_or(|applied| record.offset >= applied) {
@@ -146,7 +166,7 @@ impl Worker {
                 late.go_on_writing(writer, records, next).await;
             }
             Point::CommitUnanswered => {
-                let Some(in_hand) = input.next_batch(&LIMITS).await else {
+                let Some(in_hand) = input.next_batch(&self.limits()).await else {
                     self.write(grant, writer, records, next).await?;
                     return offsets.commit(next).await;
                 };

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use tenure_kafka::{KafkaSettings, KafkaSource};
 use tenure_model::{LeaseSettings, NextOffset};
-use tenure_sdk::consumer::{AcquireStep, Consumer, ConsumerBuilder};
+use tenure_sdk::consumer::{AcquireStep, Consumer, ConsumerBuilder, Limits};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::lease::LeaseCheck;
 use tenure_sdk::session::CoordinatorClient;
@@ -25,6 +25,9 @@ use super::{Line, OffsetHome, Point, What};
 
 /// How long a shutdown may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a static member that ended in an orderly way keeps its place.
+const RETURNS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Longer than any stop: nothing aborts the late acts.
 const LOST_GRACE: Duration = Duration::from_secs(60);
@@ -65,6 +68,39 @@ pub struct Args {
     /// How many times.
     #[arg(long, default_value_t = 0)]
     pub(super) stops: u32,
+    /// Makes the member static.
+    #[arg(long)]
+    instance: Option<String>,
+    /// When its partitions may be taken.
+    #[arg(long, default_value = "lease")]
+    takeover: Takeover,
+    /// Records in one batch, and how long one waits for them.
+    #[arg(long, default_value_t = 25)]
+    batch_records: usize,
+    #[arg(long, default_value_t = 60)]
+    batch_wait_ms: u64,
+    /// Pause between the receipt of a batch and its write: at any moment somebody has one in hand.
+    #[arg(long, default_value_t = 0)]
+    pub(super) hold_ms: u64,
+    /// Connections to the database.
+    #[arg(long, default_value_t = 4)]
+    connections: usize,
+    /// Charges each record under its idempotency key, before the write.
+    #[arg(long)]
+    pub(super) charges: bool,
+    /// Writes what comes again again; otherwise the sink's own offset tells what was written.
+    #[arg(long)]
+    pub(super) replays: bool,
+    /// Leaves it to the database to refuse a stale write.
+    #[arg(long)]
+    without_lease_check: bool,
+}
+
+/// When the partitions of a worker that does not answer may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Takeover {
+    Lease,
+    Fence,
 }
 
 /// What all partitions of the worker share.
@@ -94,7 +130,7 @@ pub fn run(args: Args) -> Result<(), BoxError> {
 async fn work(args: Args) -> Result<(), BoxError> {
     let settings = PostgresSettings {
         dangerously_without_fencing: args.without_fencing,
-        connections_max: 4,
+        connections_max: args.connections,
         ..PostgresSettings::default()
     };
     let sink = PostgresSink::connect(args.postgres.parse()?, settings).await?;
@@ -143,14 +179,23 @@ async fn consume<S: FencedSink>(
     builder: ConsumerBuilder<S>,
     split: impl Fn(&Worker, &Grant, S::Writer) -> (PostgresWriter, Offsets) + Send + Sync + 'static,
 ) -> Result<(), BoxError> {
-    let is_stopped = worker.args.point.is_some();
-    let check = if is_stopped { LeaseCheck::Off } else { LeaseCheck::On };
+    let is_reckless = worker.args.point.is_some() || worker.args.without_lease_check;
+    let check = if is_reckless { LeaseCheck::Off } else { LeaseCheck::On };
     let hooked = Arc::clone(worker);
+    let mut builder = builder.takeover(match worker.args.takeover {
+        Takeover::Lease => tenure_model::Takeover::Lease,
+        Takeover::Fence => tenure_model::Takeover::Fence,
+    });
+    if is_reckless {
+        builder = builder.lost_grace(LOST_GRACE);
+    }
+    if let Some(instance) = &worker.args.instance {
+        builder = builder.instance_id(instance.parse()?).returning_within(RETURNS_WITHIN);
+    }
     let consumer = builder
         .client(worker.args.name.as_str())
         .lease(LeaseSettings::for_ttl(worker.args.ttl_ms))
         .lease_check(check)
-        .lost_grace(LOST_GRACE)
         .on_acquire_step(move |step, grant| Arc::clone(&hooked).stop_in_acquire(step, grant))
         .build()?;
     let stopper = consumer.stopper();
@@ -176,6 +221,12 @@ async fn consume<S: FencedSink>(
 }
 
 impl Worker {
+    pub(super) fn limits(&self) -> Limits {
+        let Args { batch_records, batch_wait_ms, .. } = self.args;
+        let wait = Duration::from_millis(batch_wait_ms);
+        Limits { records: batch_records, bytes: 1 << 20, wait }
+    }
+
     /// How many times it was stopped so far.
     pub(super) fn stops_made(&self) -> u32 {
         self.stops_made.load(Ordering::SeqCst)

@@ -10,7 +10,6 @@
 )]
 
 mod audit;
-mod feed;
 mod matrix;
 mod place;
 

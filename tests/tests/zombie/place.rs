@@ -9,19 +9,22 @@ use std::time::Duration;
 
 use tenure_sink_postgres::sql;
 use tenure_tests::cluster::{Cluster, block_on};
+use tenure_tests::effects::{Audit, Database, EFFECTS, HISTORY};
+use tenure_tests::feed::{Feed, Rate};
 use tenure_tests::process::Process;
 use tenure_tests::proxy::Proxy;
 use tenure_tests::servers::{Kafka, Postgres, unique_name, wait_until};
-use tenure_tests::zombie::{EFFECTS, Line, OFFSET_TABLE, OffsetHome, Point, What};
+use tenure_tests::zombie::{Line, OFFSET_TABLE, OffsetHome, Point, What};
 
-use crate::audit::{Audit, Database, HISTORY, Outcome, Stop};
-use crate::feed::Feed;
+use crate::audit::{Outcome, Stop};
 use crate::matrix::Checks;
 
 /// One for the keeper, one for the sleeper.
 const PARTITIONS: u16 = 2;
 
 const TTL_MS: u64 = 2000;
+
+const RATE: Rate = Rate { pause: Duration::from_millis(50), records: 1 };
 
 /// Longest wait for any one thing to happen, on a busy machine.
 const STEP_MAX: Duration = Duration::from_secs(60);
@@ -75,7 +78,7 @@ pub(crate) fn run(
         command
     };
     let url = postgres.url_of(&name, postgres.port());
-    let feed = Feed::start(kafka, &topic, PARTITIONS.into());
+    let feed = Feed::start(kafka, &topic, PARTITIONS.into(), RATE);
     let keeper = Process::spawn("keeper", &mut worker("keeper", &url));
     let database = Database::connect(&url);
     let is_all_kept =

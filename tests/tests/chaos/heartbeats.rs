@@ -1,0 +1,168 @@
+//! Heartbeats leave on time whatever handlers, Kafka clients and other programs do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure_kafka::{KafkaSettings, KafkaSource};
+use tenure_model::LeaseSettings;
+use tenure_proto::v1;
+use tenure_sdk::source::RecordSource as _;
+use tenure_tests::cluster::Cluster;
+use tenure_tests::proxy::Proxy;
+use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
+
+use crate::member::{Member, THREADS};
+use crate::run::say;
+
+const TTL_MS: u64 = 5_000;
+/// As many as threads.
+const PARTITIONS: u16 = THREADS;
+const STEP_MAX: Duration = Duration::from_secs(60);
+/// Smaller than any heartbeat that names a partition, larger than what keeps a connection alive.
+const HEARTBEAT_BYTES_LEAST: usize = 60;
+
+fn interval() -> Duration {
+    Duration::from_millis(LeaseSettings::for_ttl(TTL_MS).heartbeat_interval_ms)
+}
+
+/// A member that owns all partitions and has nothing to do; its heartbeats pass through a proxy that notes them.
+struct Rig {
+    cluster: Cluster,
+    proxy: Proxy,
+    topic: String,
+    group: String,
+    member: Member,
+}
+
+impl Rig {
+    fn new(kafka: &Kafka, each: impl Fn() + Send + Sync + 'static) -> Self {
+        let cluster = Cluster::start(1);
+        let proxy = Proxy::start(cluster.addresses()[0].parse().unwrap());
+        let topic = kafka.new_topic("beats", PARTITIONS);
+        let group = unique_name("beats");
+        let address = proxy.address().to_string();
+        let member = Member::join(kafka.bootstrap(), &address, &group, &topic, TTL_MS, each);
+        let rig = Self { cluster, proxy, topic, group, member };
+        let owned = wait_until(STEP_MAX, || {
+            rig.partitions().iter().filter(|found| found.acquired).count()
+                == usize::from(PARTITIONS)
+        });
+        assert!(owned, "{}", rig.cluster.output());
+        rig
+    }
+
+    fn partitions(&self) -> Vec<v1::PartitionInfo> {
+        self.cluster.describe(&self.group).map(|group| group.partitions).unwrap_or_default()
+    }
+
+    fn epochs(&self) -> Vec<u64> {
+        let held = v1::OwnershipState::Held;
+        let partitions = self.partitions();
+        assert!(partitions.iter().all(|found| found.state() == held), "{partitions:?}");
+        partitions.iter().map(|found| found.epoch).collect()
+    }
+
+    /// Whether from `since` on heartbeats came each interval, late by less than a tenth of it.
+    fn judge(&self, what: &str, since: Instant) -> Result<(), String> {
+        let beats: Vec<Instant> = self
+            .proxy
+            .uploads()
+            .into_iter()
+            .filter(|(at, size_bytes)| *at >= since && *size_bytes >= HEARTBEAT_BYTES_LEAST)
+            .map(|(at, _)| at)
+            .collect();
+        let longest =
+            beats.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(since.elapsed());
+        let late = longest.saturating_sub(interval());
+        say(&format!(
+            "{what}: {} heartbeats, the latest by {late:?} of {:?}",
+            beats.len(),
+            interval()
+        ));
+        let expected = since.elapsed().as_millis() / interval().as_millis();
+        if beats.len() as u128 + 2 < expected || late >= interval() / 10 {
+            return Err(format!("{what}: {} of {expected}, late by {late:?}", beats.len()));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn handler_that_blocks_every_thread_of_the_runtime_for_five_ttls_delays_no_heartbeat_and_keeps_its_partition()
+ {
+    let Some(kafka) = require(Kafka::shared()) else { return };
+    let threads = usize::from(THREADS);
+    let blocked = Arc::new(AtomicUsize::new(0));
+    let told = Arc::clone(&blocked);
+    let length = Duration::from_millis(TTL_MS * 5);
+    // As many partitions as threads: each handler blocks one of them with its first record.
+    let rig = Rig::new(kafka, move || {
+        if told.fetch_add(1, Ordering::SeqCst) < threads {
+            thread::sleep(length);
+        }
+    });
+    let epochs = rig.epochs();
+    (0..PARTITIONS).for_each(|partition| kafka.produce(&rig.topic, partition, &["first"]));
+    let all_blocked = wait_until(STEP_MAX, || blocked.load(Ordering::SeqCst) == threads);
+    assert!(all_blocked, "a handler got no record");
+    let since = Instant::now();
+    kafka.produce(&rig.topic, 0, &["second"]);
+    thread::sleep(length - Duration::from_millis(500));
+    // Owned, but not advancing: its position stands before a record that is there.
+    let partitions = rig.partitions();
+    assert_eq!(rig.epochs(), epochs);
+    let first = partitions.iter().find(|found| found.partition.as_ref().unwrap().index == 0);
+    let position = first.unwrap().position.unwrap_or(0);
+    assert!(position < 2, "a blocked handler is at {position}");
+    assert_eq!(rig.member.count(), threads, "a record was delivered by a blocked runtime");
+    rig.judge("every thread of the runtime blocked", since).unwrap();
+    // It goes on as if nothing had been.
+    let goes_on = wait_until(STEP_MAX, || rig.member.count() == threads + 1);
+    assert!(goes_on, "the partition did not go on");
+    assert_eq!(rig.epochs(), epochs);
+}
+
+#[test]
+fn kafka_client_that_is_dropped_while_its_broker_hangs_delays_no_heartbeat() {
+    let Some(kafka) = require(Kafka::start()) else { return };
+    let rig = Rig::new(&kafka, || {});
+    let epochs = rig.epochs();
+    let other = KafkaSource::new(KafkaSettings::new(kafka.bootstrap())).unwrap();
+    let topics = [rig.topic.parse().unwrap()];
+    rig.member.runtime.block_on(other.topics(&topics)).unwrap();
+    kafka.pause();
+    let since = Instant::now();
+    // Inside the runtime of the member, as an application would.
+    rig.member.runtime.block_on(async move { drop(other) });
+    thread::sleep(Duration::from_millis(TTL_MS * 3));
+    rig.judge("a kafka client dropped, its broker hung", since).unwrap();
+    assert_eq!(rig.epochs(), epochs);
+    kafka.resume();
+}
+
+#[test]
+fn busy_processors_delay_no_heartbeat() {
+    let Some(kafka) = require(Kafka::shared()) else { return };
+    let rig = Rig::new(kafka, || {});
+    let epochs = rig.epochs();
+    let ending = AtomicBool::new(false);
+    let threads = thread::available_parallelism().map_or(2, std::num::NonZeroUsize::get) * 2;
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !ending.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let since = Instant::now();
+        thread::sleep(Duration::from_millis(TTL_MS * 3));
+        let verdict = rig.judge("twice as many busy threads as processors", since);
+        // Before any panic: the scope waits for its threads.
+        ending.store(true, Ordering::Relaxed);
+        verdict.unwrap();
+    });
+    assert_eq!(rig.epochs(), epochs);
+}

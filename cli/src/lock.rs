@@ -155,11 +155,13 @@ impl Held {
 
     /// Runs the command once; a lead that comes again later finds it done.
     async fn hold(self: Arc<Self>, leading: Leading) -> Result<(), BoxError> {
+        // Before the command can be seen to run: no signal is lost in between.
+        let signals = self.signals.subscribe();
         if self.has_begun.send_replace(true) {
             return Ok(());
         }
         let code = match self.start(&leading) {
-            Ok((child, whole_group)) => self.watch_over(&leading, child, whole_group).await,
+            Ok(run) => self.watch_over(&leading, run, signals).await,
             Err(error) => {
                 let program = self.command[0].to_string_lossy();
                 output::complain(format_args!("error: {program} does not start: {error}"));
@@ -175,7 +177,7 @@ impl Held {
     }
 
     /// Starts the command, in a process group of its own unless it may talk to a terminal.
-    fn start(&self, leading: &Leading) -> std::io::Result<(Running, bool)> {
+    fn start(&self, leading: &Leading) -> std::io::Result<Running> {
         let grant = leading.grant();
         let mut command = Command::new(&self.command[0]);
         command
@@ -192,13 +194,16 @@ impl Held {
         }
         let child = command.spawn()?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        Ok((Running { child, pid, whole_group }, whole_group))
+        Ok(Running { child, pid, whole_group })
     }
 
     /// Waits for the command, or stops it; answers the exit code.
-    async fn watch_over(&self, leading: &Leading, mut run: Running, whole_group: bool) -> u8 {
-        let mut signals = self.signals.subscribe();
-        signals.mark_unchanged();
+    async fn watch_over(
+        &self,
+        leading: &Leading,
+        mut run: Running,
+        mut signals: watch::Receiver<Option<Signal>>,
+    ) -> u8 {
         let why = loop {
             tokio::select! {
                 biased;
@@ -214,7 +219,7 @@ impl Held {
                 Ok(()) = signals.changed() => {
                     let number = *signals.borrow_and_update();
                     // A terminal has told the command itself.
-                    if let Some(number) = number.filter(|_| whole_group) {
+                    if let Some(number) = number.filter(|_| run.whole_group) {
                         run.signal(number);
                     }
                 }

@@ -133,6 +133,8 @@ impl<S: FencedSink> Service<'_, S> {
         resume: NextOffset,
     ) -> Result<Option<Loaded>, Ran> {
         let Some(preparer) = self.running.parts.warm.preparer() else { return Ok(None) };
+        // Loading is not standing still.
+        self.report(Phase::Resuming, None);
         let load = async {
             if let Some(early) = early {
                 match early.loaded().await {

@@ -170,3 +170,33 @@ async fn probe_answers_while_every_thread_of_the_runtime_is_blocked() {
     drop(probe);
     assert!(TcpStream::connect(address).is_err(), "the port is free again");
 }
+
+#[tokio::test(start_paused = true)]
+async fn dump_shows_each_partition_and_its_error_while_the_consumer_runs() {
+    let bench = Bench::new(2);
+    bench.append(0, 3);
+    let consumer = bench.builder().reset_policy(ResetPolicy::Fail).build().unwrap();
+    let inspector = consumer.inspector();
+    assert!(inspector.dump().starts_with("consumer: not ready, 0 partitions\n"));
+    let _run = bench.run(consumer, doing_all(&bench)).await;
+    let bob = MemberId::new("bob").unwrap();
+    let epoch = bench.coordinator.take_for(&bench.topic, bench.partitions[0], &bob);
+    bench.coordinator.commit_as(&bob, bench.partitions[0], epoch, NextOffset::new(1).unwrap());
+    bench.grant(0);
+    bench.grant(1);
+    bench.coordinator.logged("deliver 0 e2 1..3").await;
+    bench.coordinator.logged("phase 1 e3 Running: frozen").await;
+    let dump = inspector.dump();
+    let line = |start: &str| dump.lines().find(|line| line.starts_with(start)).unwrap_or_default();
+    assert!(dump.starts_with("consumer: ready, 2 partitions\n"), "{dump}");
+    assert!(line("  t/0 e2 handoff 2: Running, position 3, lease ").ends_with('s'), "{dump}");
+    assert!(
+        line("  t/1 e3 handoff 3: Running").contains("error: frozen: the home has no"),
+        "{dump}"
+    );
+    assert_eq!(
+        line("  tenure_consumer_frozen_total"),
+        "  tenure_consumer_frozen_total 1",
+        "{dump}"
+    );
+}

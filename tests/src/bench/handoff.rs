@@ -11,7 +11,7 @@ use rand::Rng as _;
 use tenure_kafka::{KafkaSettings, KafkaSource};
 use tenure_model::{MemberId, TopicName};
 use tenure_proto::v1;
-use tenure_sdk::consumer::ConsumerBuilder;
+use tenure_sdk::consumer::{ConsumerBuilder, Preparation};
 use tenure_sdk::offsets::{CoordinatorOffsets, OffsetWriter};
 use tenure_sdk::session::Repeat;
 use tenure_sdk::sink::{BoxError, FencedSink};
@@ -35,6 +35,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const PARTITIONS: u16 = 24;
 const NODES: u64 = 1;
+/// One for each partition, and some for registrations: those must not queue behind the writers.
+const CONNECTIONS: usize = PARTITIONS as usize + 4;
 const MOVES: u32 = 200;
 /// Not counted: connections, prepared statements, the broker's virtual machine.
 const WARM_UP_MOVES: u32 = 30;
@@ -109,6 +111,7 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     measured.setup("partitions", PARTITIONS);
     measured.setup("nodes", NODES);
     measured.setup("moves", moves);
+    measured.setup("way", "warm: records are read ahead, there is no state to load");
     measured.setup("load", "500 records a second and partition, batches that do not wait");
     measured.setup("unowned", "from the old owner's end of work to the new one's start");
 
@@ -116,20 +119,23 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     let coordinator = rig.measure(|builder, trail| {
         let consumer = builder.build()?;
         let stopper = consumer.stopper();
-        Ok((stopper, tokio::spawn(consumer.run(move |owned| done(owned, Arc::clone(&trail))))))
+        let own = move |owned, ()| done(owned, Arc::clone(&trail));
+        Ok((stopper, tokio::spawn(consumer.run_warm(nothing_to_load, own))))
     })?;
     let database = postgres.new_database();
     postgres.sql(&database, &format!("{}; {CREATE}", tenure_sink_postgres::sql::MIGRATE));
     let url = postgres.url_of(&database, postgres.port());
     let in_postgres = rig.measure(|builder, trail| {
-        let settings = PostgresSettings { connections_max: 8, ..PostgresSettings::default() };
+        let settings =
+            PostgresSettings { connections_max: CONNECTIONS, ..PostgresSettings::default() };
         let sink = tokio::task::block_in_place(|| {
             let connecting = PostgresSink::connect(url.parse()?, settings);
             Ok::<_, BenchError>(tokio::runtime::Handle::current().block_on(connecting)?)
         })?;
         let consumer = builder.home(sink).build()?;
         let stopper = consumer.stopper();
-        Ok((stopper, tokio::spawn(consumer.run(move |owned| insert(owned, Arc::clone(&trail))))))
+        let own = move |owned, ()| insert(owned, Arc::clone(&trail));
+        Ok((stopper, tokio::spawn(consumer.run_warm(nothing_to_load, own))))
     })?;
     let mut worst = (0.0_f64, 0.0_f64);
     let mut unowned = (0.0_f64, 0.0_f64);
@@ -258,6 +264,10 @@ impl Rig<'_> {
             .iter()
             .find(|member| member.id.as_str() != found.member)
             .ok_or("nobody to move the partition to")?;
+        // There is no gap without an effect before it.
+        if !wait_until(STEP_MAX, || trail.has_effect(index, found.epoch)) {
+            return Err(format!("partition {index} is not worked on: {}", trail.of(index)).into());
+        }
         let request = v1::MoveRequest {
             context: Some(v1::OperatorContext {
                 request_id: String::new(),
@@ -277,7 +287,14 @@ impl Rig<'_> {
             }
         }))?;
         let moved = trail.wait_for_move(index, found.epoch, Instant::now() + STEP_MAX);
-        moved.ok_or_else(|| format!("move {number} of partition {index} did not end").into())
+        moved.ok_or_else(|| {
+            let (marks, output) = (trail.of(index), self.cluster.output());
+            let from = found.epoch;
+            format!(
+                "move {number} of partition {index} from e{from} did not end: {marks}\n{output}"
+            )
+            .into()
+        })
     }
 }
 
@@ -295,6 +312,11 @@ impl Member {
         runtime.block_on(run)??;
         Ok(())
     }
+}
+
+/// What is made ready is the records: they are read ahead.
+async fn nothing_to_load(_of: Preparation) -> Result<(), BoxError> {
+    Ok(())
 }
 
 /// Effects in memory, offsets at the coordinator.

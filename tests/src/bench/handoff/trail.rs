@@ -1,6 +1,6 @@
 //! When each owner of each partition did what.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -125,6 +125,21 @@ impl Trail {
             marks.first.get_or_insert(now);
         });
         self.moved.notify_all();
+    }
+
+    pub(super) fn has_effect(&self, index: u32, epoch: u64) -> bool {
+        self.lock().get(&(index, epoch)).is_some_and(|marks| marks.effect.is_some())
+    }
+
+    /// All marks of one partition, for people.
+    pub(super) fn of(&self, index: u32) -> String {
+        let marks = self.lock();
+        let of: BTreeMap<u64, &Marks> = marks
+            .iter()
+            .filter(|((partition, _), _)| *partition == index)
+            .map(|((_, epoch), marks)| (*epoch, marks))
+            .collect();
+        format!("{of:#?}")
     }
 
     /// Waits until a later owner than that of `epoch` has its first record; nothing when `until` passes before.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure_coordinator::{Node, NodeSettings};
-use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, TopicName};
+use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, RequestId, TopicName};
 use tenure_sdk::consumer::{
     Backoff, ConsumerError, Counters, ErrorPolicy, Preparation, Stopped, Then,
 };
@@ -361,7 +361,48 @@ async fn pattern_takes_topics_in_as_they_appear_and_moves_nothing_else() {
     rig.source.create_topic(&later, 2);
     rig.source.append(&later, 1, "x").unwrap();
     until("the record of the new topic", || ann.counters.records_delivered() == 41).await;
+    until("both of its partitions", || ann.counters.acquired() >= u64::from(PARTITIONS) + 2).await;
     assert_eq!(ann.counters.acquired(), u64::from(PARTITIONS) + 2, "none was acquired twice");
     assert!(ann.stop().await.clean);
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rewind_by_name_moves_the_offset_back_once_and_the_handler_reads_on_from_there() {
+    let rig = Rig::new().await;
+    rig.append(40);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&seen);
+    let first = rig.partitions[0];
+    let handler = move |owned: Owned<CoordinatorOffsets>| {
+        let notes = Arc::clone(&notes);
+        async move {
+            let is_first = owned.grant().partition == first;
+            if is_first {
+                notes.lock().unwrap().push(owned.resume().get());
+            }
+            let (mut input, mut offsets) = owned.split();
+            while let Some(batch) = input.next_batch(&Limits::DEFAULT).await {
+                batch.iter().for_each(|record| offsets.done(record));
+                if is_first && batch.next().get() == 10 {
+                    let name = RequestId::new("prices-were-wrong").unwrap();
+                    let to = NextOffset::new(4).unwrap();
+                    return Err(offsets.rewind(to, &name).await?.into());
+                }
+            }
+            Ok::<(), BoxError>(())
+        }
+    };
+    let consumer = rig.builder("ann").build().unwrap();
+    let (stopper, counters) = (consumer.stopper(), consumer.counters());
+    let ann = Running { run: tokio::spawn(consumer.run(handler)), stopper, counters };
+    until("three runs", || seen.lock().unwrap().len() == 3).await;
+    assert_eq!(*seen.lock().unwrap(), [0, 4, 10], "back once, then on");
+    assert_eq!(ann.counters.handler_failures(), 0);
+    assert_eq!(ann.counters.acquired(), u64::from(PARTITIONS), "under one grant");
+    assert!(ann.stop().await.clean);
+    let state = rig.node.raft().with_machine(|machine| machine.state().clone());
+    let committed = state.committed(&rig.group, first).unwrap().map(|c| c.next_offset.get());
+    assert_eq!(committed, Some(10));
     rig.node.shutdown().await;
 }

@@ -28,10 +28,16 @@ pub fn input(group: &Group) -> Input {
         };
         (name.clone(), planned)
     });
-    let topics = group.topics.iter().map(|(id, topic)| {
+    let is_frozen = |partition: &Partition| {
+        group.topics.get(&partition.topic_id).is_none_or(|topic| topic.frozen_by.is_some())
+    };
+    pins.retain(|partition, _| !is_frozen(partition));
+    let topics = group.topics.iter().filter(|(_, topic)| topic.frozen_by.is_none());
+    let topics = topics.map(|(id, topic)| {
         (*id, Topic { name: topic.name.clone(), partition_count: topic.partition_count })
     });
-    let current = group.partitions.iter().filter_map(|(partition, state)| {
+    let present = group.partitions.iter().filter(|(partition, _)| !is_frozen(partition));
+    let current = present.filter_map(|(partition, state)| {
         let meant = group.target.get(partition).filter(|member| group.may_own(member, *partition));
         let member = meant.or_else(|| state.ownership.owner())?;
         Some((*partition, member.clone()))

@@ -119,15 +119,18 @@ fn partition_info(
         target_member: text(target),
         acquired,
         since_unix_ms: found.changed_time.0,
-        cause: match kept_for(group, target).filter(|_| owner.is_none()) {
-            Some(instance) => format!("{}; kept for instance {instance}", cause(found, None)),
-            None => match found.preparation.as_ref().filter(|preparation| !preparation.ready) {
+        cause: match (topic.and_then(|topic| topic.frozen_by), kept_for(group, target)) {
+            (Some(later), _) => {
+                let before = cause(found, held.as_ref());
+                format!("{before}; frozen: the topic was created anew as {later}")
+            }
+            (None, Some(instance)) if owner.is_none() => {
+                format!("{}; kept for instance {instance}", cause(found, None))
+            }
+            (None, Some(_) | None) => match found.preparation.as_ref().filter(|one| !one.ready) {
                 Some(preparation) => {
-                    format!(
-                        "{}; {} prepares for it",
-                        cause(found, held.as_ref()),
-                        preparation.member
-                    )
+                    let before = cause(found, held.as_ref());
+                    format!("{before}; {} prepares for it", preparation.member)
                 }
                 None => cause(found, held.as_ref()),
             },

@@ -316,11 +316,18 @@ impl State {
 
 impl Group {
     fn grow_topic(&mut self, name: &TopicName, topic_id: TopicId, partition_count: u32) {
-        let is_later_life = self.topics.values().any(|topic| topic.name == *name);
+        let mut is_later_life = false;
+        if !self.topics.contains_key(&topic_id) {
+            for topic in self.topics.values_mut().filter(|topic| topic.name == *name) {
+                is_later_life = true;
+                topic.frozen_by.get_or_insert(topic_id);
+            }
+        }
         let topic = self.topics.entry(topic_id).or_insert_with(|| Topic {
             name: name.clone(),
             partition_count: 0,
             initial_partition_count: if is_later_life { 0 } else { partition_count },
+            frozen_by: None,
         });
         for index in topic.partition_count..partition_count {
             if let Some(index) = PartitionIndex::new(index) {

@@ -115,6 +115,8 @@ pub struct Topic {
     /// Partitions from this index on appeared after the group knew the topic: they start at their earliest record
     /// whatever the reset policy says. 0 for a later life of a name that the group knew.
     pub initial_partition_count: u32,
+    /// The later life of the same name. Set: nobody is granted a partition of this one any more.
+    pub frozen_by: Option<TopicId>,
 }
 
 /// One partition of a group.
@@ -342,10 +344,12 @@ impl Group {
         self.members.iter().find(|(_, member)| member.instance.as_ref() == Some(instance))
     }
 
-    /// Whether a target may give `partition` to `member`: it wants the topic, is not draining, and lives or is away.
+    /// Whether a target may give `partition` to `member`: it wants the topic, is not draining, and lives or is away, and
+    /// the topic is not frozen.
     #[must_use]
     pub fn may_own(&self, member: &MemberId, partition: Partition) -> bool {
-        let Some(topic) = self.topics.get(&partition.topic_id) else { return false };
+        let topic = self.topics.get(&partition.topic_id);
+        let Some(topic) = topic.filter(|topic| topic.frozen_by.is_none()) else { return false };
         self.members
             .get(member)
             .is_some_and(|member| !member.draining && member.subscribes_to(&topic.name))

@@ -64,6 +64,7 @@ pub struct Reign {
     /// A confirmation of leadership is under way.
     pub(super) is_confirming: bool,
     pub(super) places: Places,
+    has_said_exhausted: bool,
     pub(super) unserved: Unserved,
     pub(super) settings: Arc<NodeSettings>,
     node_address: String,
@@ -101,6 +102,7 @@ impl Reign {
             lanes: Lanes::default(),
             is_confirming: false,
             places: Places::default(),
+            has_said_exhausted: false,
             unserved: Unserved::default(),
             settings,
             node_address,
@@ -232,6 +234,12 @@ impl Reign {
     /// Brings timers and plans up to the state, and tells members of their new assignments.
     pub fn flush(&mut self, state: &State, now: Tick) {
         let changed = std::mem::take(&mut self.changed);
+        if state.epochs_exhausted() && !std::mem::replace(&mut self.has_said_exhausted, true) {
+            tracing::error!(
+                epoch = state.epoch_counter,
+                "EPOCH_EXHAUSTED: every epoch is used up, nothing can be granted any more"
+            );
+        }
         if std::mem::take(&mut self.is_rebuilt) {
             self.timers.follow(state, now);
         } else {

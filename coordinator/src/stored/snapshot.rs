@@ -100,6 +100,7 @@ fn write_group(body: &mut impl Records, id: &GroupId, group: &Group) {
             name: topic.name.to_string(),
             partition_count: topic.partition_count,
             initial_partition_count: topic.initial_partition_count,
+            frozen_by: topic.frozen_by.map(write_topic_id),
         }));
     }
     for (partition, state) in &group.partitions {
@@ -267,6 +268,7 @@ fn read_record(
                 name: read_name("topic", &form.name)?,
                 partition_count: form.partition_count,
                 initial_partition_count: form.initial_partition_count,
+                frozen_by: form.frozen_by.as_deref().map(read_topic_id).transpose()?,
             };
             group.topics.insert(read_topic_id(&form.topic_id)?, topic);
         }

@@ -434,7 +434,8 @@ fn grow_topics(
     for (topic_id, (topic, count)) in largest {
         let known = existing.and_then(|group| group.topics.get(&topic_id));
         let before = known.map_or(0, |topic| topic.partition_count);
-        if count <= before {
+        // A member with an old look at a topic that was created anew changes nothing.
+        if count <= before || known.is_some_and(|topic| topic.frozen_by.is_some()) {
             continue;
         }
         topic_count += usize::from(known.is_none());

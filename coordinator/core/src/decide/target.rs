@@ -75,6 +75,14 @@ pub(super) fn check_candidate(
 ) -> Verdict {
     let unknown = || Rejection::UnknownPartition { group: id.clone(), partition };
     let topic = group.topics.get(&partition.topic_id).ok_or_else(unknown)?;
+    if topic.frozen_by.is_some() {
+        return Err(Rejection::Invalid {
+            what: format!(
+                "partition {partition} is of an earlier life of topic {}: name one of the present life",
+                topic.name
+            ),
+        });
+    }
     let Some(record) = group.members.get(member) else {
         return Err(Rejection::UnknownMember { group: id.clone(), member: member.clone() });
     };

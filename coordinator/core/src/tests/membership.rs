@@ -197,8 +197,13 @@ fn second_life_of_a_topic_is_a_new_topic() {
         target 0=ann -> target for 1; 0 to ann at e1
         commit ann 0@e1#1:42 -> 0 = 42
         sees ann t#2=1 -> t has 1; group epoch 2
-        target t#2/0=ann 0=ann -> target for 2; t#2/0 to ann at e2
-        show ann -> version 5; t#2/0 e2 from earliest; 0 e1 initialised
+        sees ann t=9 -> ok
+        target t#2/0=ann 0=ann -> no: partition 0 is of an earlier life of topic t: name one of the present life
+        lines-for 2 t#2/0=ann 0=ann -> no: partition 0 is of an earlier life of topic t: name one of the present life
+        target t#2/0=ann -> target for 2; t#2/0 to ann at e2; 0 asked back from ann
+        show ann -> version 8; t#2/0 e2 from earliest; 0 e1 revoking initialised
+        release ann 0@e1 -> 0 e1 of ann free: released
+        move r1 0 ann -> no: partition 0 is of an earlier life of topic t: name one of the present life
         commit ann t#2/0@e1#1:42 -> no: partition t#2/0 is fenced: given e1, current is e2: stop writing to it
         commit ann t#2/0@e2#1:7 -> t#2/0 = 7
         ",

@@ -489,6 +489,7 @@ fn planner_input(group: &Group) -> tenure_planner::Input {
         topics: group
             .topics
             .iter()
+            .filter(|(_, topic)| topic.frozen_by.is_none())
             .map(|(id, topic)| {
                 let planned = tenure_planner::Topic {
                     name: topic.name.clone(),

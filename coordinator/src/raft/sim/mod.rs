@@ -267,63 +267,77 @@ async fn settle(cluster: &Cluster, doors: &Doors, rng: &mut Rng) {
 
 /// Runs per test: `TENURE_SEEDS`, or the tier's share.
 fn seed_count() -> u64 {
-    let given = std::env::var("TENURE_SEEDS").ok().and_then(|text| text.parse().ok());
-    given.unwrap_or_else(|| match std::env::var("TENURE_TEST_TIER").as_deref() {
+    number("TENURE_SEEDS").unwrap_or_else(|| match std::env::var("TENURE_TEST_TIER").as_deref() {
         Ok("full") => 300,
-        Ok("fast") => 5,
+        Ok("fast") => 4,
         Ok(_) | Err(_) => 24,
     })
 }
 
-/// The seed to begin at: `TENURE_RAFT_SEED` repeats one run.
-fn first_seed() -> Option<u64> {
-    std::env::var("TENURE_RAFT_SEED").ok().and_then(|text| text.parse().ok())
+/// The seed to begin at: `TENURE_RAFT_SEED` repeats one run; full runs go on where `TENURE_SEED` says.
+fn first_seed() -> u64 {
+    let is_full = std::env::var("TENURE_TEST_TIER").is_ok_and(|tier| tier == "full");
+    let drawn = number("TENURE_SEED").filter(|_| is_full).map(|seed| seed.wrapping_mul(1_000));
+    number("TENURE_RAFT_SEED").or(drawn).unwrap_or(0)
 }
 
-fn replay(seed: u64) -> String {
-    format!(
-        "TENURE_RAFT_SEED={seed} TENURE_SEEDS=1 cargo test -p tenure-coordinator --lib raft::sim -- --nocapture"
-    )
-}
-
-#[test]
-fn acknowledged_writes_survive_falls_cuts_and_lost_syncs() {
-    let first = first_seed().unwrap_or(0);
-    let mut total = Counts::default();
-    for seed in first..first + seed_count() {
-        let Run { trace, counts, violation } = run(Plan { seed, acknowledges_early: false });
-        if let Some(violation) = violation {
-            panic!("seed {seed}, trace {trace:016x}: {violation}\nagain: {}", replay(seed));
-        }
-        if first_seed().is_some() {
-            eprintln_run(seed, trace, counts);
-        }
-        total.add(counts);
-    }
-    eprintln_run(first, 0, total);
-    assert!(total.acknowledged > 0 && total.falls > 0 && total.bytes_lost > 0, "{total:?}");
-    assert!(total.reads > 0 && total.cuts > 0 && total.leaders > 0, "{total:?}");
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
 #[allow(clippy::print_stderr, reason = "cargo shows it with a failure, or when asked to")]
-fn eprintln_run(seed: u64, trace: u64, counts: Counts) {
-    eprintln!("seed {seed} trace {trace:016x} {counts:?}");
+fn show(seed: u64, run: &Run) {
+    eprintln!("seed {seed} trace {:016x} {:?}", run.trace, run.counts);
 }
 
-#[test]
-fn same_seed_twice_is_the_same_run() {
-    let seed = first_seed().unwrap_or(7);
-    let plan = Plan { seed, acknowledges_early: false };
-    assert_eq!(run(plan), run(plan));
+mod runs {
+    use super::*;
+
+    fn replay(seed: u64) -> String {
+        format!(
+            "TENURE_RAFT_SEED={seed} TENURE_SEEDS=1 cargo test -p tenure-coordinator --lib raft::sim::runs -- --nocapture"
+        )
+    }
+
+    #[test]
+    fn acknowledged_writes_survive_falls_cuts_and_lost_syncs() {
+        let mut total = Counts::default();
+        for seed in (0..seed_count()).map(|run| first_seed().wrapping_add(run)) {
+            let found = run(Plan { seed, acknowledges_early: false });
+            show(seed, &found);
+            if let Some(violation) = found.violation {
+                panic!("seed {seed}: {violation}\nagain: {}", replay(seed));
+            }
+            total.add(found.counts);
+        }
+        assert!(total.acknowledged > 0 && total.falls > 0 && total.bytes_lost > 0, "{total:?}");
+        assert!(total.reads > 0 && total.leaders > 0, "{total:?}");
+    }
+
+    #[test]
+    fn same_seed_twice_is_the_same_run() {
+        let plan = Plan { seed: first_seed(), acknowledges_early: false };
+        assert_eq!(run(plan), run(plan), "seed {}", plan.seed);
+    }
 }
 
 /// A protection removed must show.
-#[test]
-fn acknowledging_before_the_sync_is_found() {
-    let first = first_seed().unwrap_or(0);
-    let found = (first..first + 200)
-        .find(|seed| run(Plan { seed: *seed, acknowledges_early: true }).violation.is_some());
-    let found =
-        found.expect("entries acknowledged before they are synced get lost within 200 seeds");
-    eprintln_run(found, 0, Counts::default());
+mod controls {
+    use super::*;
+
+    #[test]
+    fn acknowledging_before_the_sync_is_found() {
+        let found = (0..200).find(|run| {
+            let seed = first_seed().wrapping_add(*run);
+            super::run(Plan { seed, acknowledges_early: true }).violation.is_some()
+        });
+        let runs =
+            found.expect("writes acknowledged before the sync get lost within 200 seeds") + 1;
+        tell_control("ack before fsync", runs);
+    }
+
+    #[allow(clippy::print_stderr, reason = "cargo shows it with a failure, or when asked to")]
+    fn tell_control(protection: &str, runs: u64) {
+        eprintln!("without {protection}: found in run {runs}");
+    }
 }

@@ -35,6 +35,7 @@ pub(crate) fn chunk(
     mut next: NextOffset,
     messages: &[Message],
     limit: ChunkLimit,
+    with_headers: bool,
 ) -> (Chunk, usize) {
     let (mut load, mut used) = (Load::default(), 0);
     for message in messages {
@@ -55,9 +56,12 @@ pub(crate) fn chunk(
             continue;
         }
         let mut headers = Vec::new();
-        message.headers(|name, value| {
-            headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
-        });
+        // librdkafka makes and frees a buffer for the look alone.
+        if with_headers {
+            message.headers(|name, value| {
+                headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
+            });
+        }
         let record = Record {
             partition,
             topic: topic.clone(),

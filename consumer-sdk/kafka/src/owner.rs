@@ -309,7 +309,7 @@ impl Owner {
             }
             let Some(part) = self.parts.get_mut(&partition) else { continue };
             if !part.has_failed() {
-                part.accept(run, now);
+                part.accept(run, self.settings.headers, now);
                 touched.insert(partition);
             }
         }

@@ -135,10 +135,11 @@ impl Part {
     }
 
     /// Takes records, those that are still to come. Offsets may jump: compaction and transactions leave gaps.
-    pub(crate) fn accept(&mut self, mut messages: &[Message], now: Instant) {
+    pub(crate) fn accept(&mut self, mut messages: &[Message], with_headers: bool, now: Instant) {
         let Some(limit) = self.outlet.as_ref().map(Outlet::chunk_limit) else { return };
         while !messages.is_empty() {
-            let (chunk, used) = chunk(&self.topic, self.partition, self.next, messages, limit);
+            let (topic, partition, next) = (&self.topic, self.partition, self.next);
+            let (chunk, used) = chunk(topic, partition, next, messages, limit, with_headers);
             messages = &messages[used..];
             self.hold(chunk, now);
         }

@@ -11,6 +11,9 @@ pub struct KafkaSettings {
     pub bootstrap: String,
     /// Name of this client in the brokers' logs and quotas. Default `tenure`.
     pub client_id: String,
+    /// Whether records come with their headers. Looking for them costs a tenth of a microsecond for each record, also
+    /// where there are none: a reader that needs none leaves them out. Default true.
+    pub headers: bool,
     /// Further settings of librdkafka by its own names (`security.protocol`, `fetch.wait.max.ms`, …). They win over
     /// the defaults of this crate; those that would break ownership are refused.
     pub extra: BTreeMap<String, String>,
@@ -79,7 +82,12 @@ impl KafkaSettings {
     /// Settings for the brokers `bootstrap`, all else at its default.
     #[must_use]
     pub fn new(bootstrap: impl Into<String>) -> Self {
-        Self { bootstrap: bootstrap.into(), client_id: "tenure".into(), extra: BTreeMap::new() }
+        Self {
+            bootstrap: bootstrap.into(),
+            client_id: "tenure".into(),
+            headers: true,
+            extra: BTreeMap::new(),
+        }
     }
 
     /// Checks the settings.

@@ -82,6 +82,7 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     measured.setup("partitions", PARTITIONS);
     measured.setup("rounds", rounds);
     measured.setup("order", "bare, batch, record in turns, each as a consumer of its own");
+    measured.setup("headers", "left out by all ways");
     measured.setup("cpu", "user and system time of the whole process, the client's threads too");
     let mut worst = Worst::default();
     for (size_bytes, records) in SIZES {
@@ -297,7 +298,10 @@ fn sdk(
 ) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stopped = runtime.block_on(async {
-        let source = Arc::new(KafkaSource::new(KafkaSettings::new(job.bootstrap.as_str()))?);
+        // The bare loop looks for no headers either.
+        let settings =
+            KafkaSettings { headers: false, ..KafkaSettings::new(job.bootstrap.as_str()) };
+        let source = Arc::new(KafkaSource::new(settings)?);
         let group = unique_name("consume").parse()?;
         let topics = vec![job.topic.parse()?];
         let consumer =

@@ -92,7 +92,8 @@ async fn interval<S: Subject>(
     partition: u32,
 ) -> Result<Duration, Fault> {
     let started = Instant::now();
-    let (mut writer, next) = acquire::<S>(sink, partition, 1).await?;
+    let acquired = retrying_counted(&run.tally, || acquire::<S>(sink, partition, 1));
+    let (mut writer, next) = acquired.await?;
     write(run, &mut writer, rows(partition, 1, next, 1)).await?;
     let needed = started.elapsed() * WRITES_PER_HANDOVER;
     let asked = run.options.handover_interval_max;

@@ -25,6 +25,10 @@ use crate::sink::FencedSink;
 const LEAVE_SHARE: u32 = 4;
 /// Longest such part.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// Share of a shutdown's deadline that is left unused, so that the return itself is within it.
+const RETURN_SHARE: u32 = 50;
+/// Longest such part.
+const RETURN_MAX: Duration = Duration::from_millis(50);
 /// How long grants are waited for after the membership has ended, beyond the grace of a lost one.
 const LOST_EXTRA: Duration = Duration::from_secs(5);
 
@@ -299,6 +303,8 @@ impl<S: FencedSink> Slots<S> {
         events: &mut mpsc::UnboundedReceiver<SessionEvent>,
     ) -> Stopped {
         let aborted_before = self.running.parts.counters.handlers_aborted();
+        // Timers come late, and the promise is to be back by then.
+        let length = length - (length / RETURN_SHARE).min(RETURN_MAX);
         let until = Instant::now() + length;
         let reserve = (length / LEAVE_SHARE).min(LEAVE_MAX);
         let drain = length - reserve;

@@ -127,11 +127,13 @@ pub struct Deadlines {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RaftLengths {
-    /// How often an idle raft leader is heard. Default 200.
+    /// How often an idle raft leader is heard. Default 100.
     pub heartbeat_interval_ms: u64,
-    /// Shortest silence before an election; at least three heartbeats. Default 1000.
+    /// Shortest time from the end of the raft leader's lease to an election; at least three heartbeats. Default 300.
     pub election_timeout_min_ms: u64,
-    /// Longest silence before an election. Default 2000.
+    /// Longest time from the end of the raft leader's lease to an election, and the lease itself: counted from the last
+    /// heartbeat, a raft leader that is gone is replaced after this and `election_timeout_min_ms` at the earliest, and
+    /// after twice this at the latest unless votes are split. Default 600.
     pub election_timeout_max_ms: u64,
     /// How long a proposal or a linearizable read may take before its outcome is called unknown. Default 5000.
     pub propose_timeout_ms: u64,
@@ -211,9 +213,9 @@ impl Default for Deadlines {
 impl Default for RaftLengths {
     fn default() -> Self {
         Self {
-            heartbeat_interval_ms: 200,
-            election_timeout_min_ms: 1_000,
-            election_timeout_max_ms: 2_000,
+            heartbeat_interval_ms: 100,
+            election_timeout_min_ms: 300,
+            election_timeout_max_ms: 600,
             propose_timeout_ms: 5_000,
             digest_interval_ms: 300_000,
         }
@@ -495,7 +497,7 @@ mod tests {
         );
         refused(
             |s| s.raft.heartbeat_interval_ms = 400,
-            "raft.election_timeout_min_ms 1000 is below three times \
+            "raft.election_timeout_min_ms 300 is below three times \
              raft.heartbeat_interval_ms 400: raise it to 1200",
         );
         refused(

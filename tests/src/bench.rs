@@ -14,6 +14,8 @@ mod machine;
 mod nodes;
 mod recovery;
 mod sink_postgres;
+#[cfg(test)]
+mod smoke;
 mod stats;
 mod steady;
 mod takeover;

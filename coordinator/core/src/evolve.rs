@@ -1,6 +1,7 @@
 //! From events to the next state. Cannot fail and decides nothing.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use tenure_model::limits::{OPERATOR_HISTORY_MAX, TOMBSTONES_MAX};
 use tenure_model::{
@@ -21,7 +22,7 @@ impl State {
         match event {
             Event::GroupCreated { group, settings } => {
                 let created = Group { settings: settings.clone(), ..Group::default() };
-                self.groups.insert(group.clone(), created);
+                self.groups.insert(group.clone(), Arc::new(created));
             }
             Event::MemberJoined(joined) => self.add_member(joined),
             Event::MemberUpdated(joined) => self.update_member(joined),
@@ -203,7 +204,7 @@ impl State {
         let state = self
             .groups
             .get_mut(group)
-            .and_then(|group| group.partitions.get_mut(&commit.partition));
+            .and_then(|group| Arc::make_mut(group).partitions.get_mut(&commit.partition));
         debug_assert!(state.is_some(), "an offset is committed for a known partition");
         if let Some(state) = state {
             state.home_initialised = true;
@@ -244,7 +245,7 @@ impl State {
         let group = self.groups.get_mut(id);
         debug_assert!(group.is_some(), "an event names a group that exists, not {id}");
         if let Some(group) = group {
-            change(group);
+            change(Arc::make_mut(group));
         }
     }
 

@@ -65,7 +65,8 @@ impl State {
     ///
     /// [`Rejection::UnknownGroup`].
     pub fn group(&self, id: &GroupId) -> Result<&Group, Rejection> {
-        self.groups.get(id).ok_or_else(|| Rejection::UnknownGroup { group: id.clone() })
+        let group = self.groups.get(id).map(AsRef::as_ref);
+        group.ok_or_else(|| Rejection::UnknownGroup { group: id.clone() })
     }
 
     /// The live member `member` of `group`, with its group.

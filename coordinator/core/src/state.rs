@@ -1,6 +1,7 @@
 //! The replicated state. Read through its queries, changed only by [`State::apply`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use tenure_model::{
     CommitSequence, Epoch, FeatureLevel, GroupEpoch, GroupId, GroupSettings, Index, InstanceId,
@@ -22,7 +23,9 @@ pub struct State {
     pub applied: Index,
     /// Highest `proposed_at` seen.
     pub now: Timestamp,
-    pub groups: BTreeMap<GroupId, Group>,
+    /// Shared with copies of the state, such as one that a snapshot is written from: only the groups that change
+    /// meanwhile are copied.
+    pub groups: BTreeMap<GroupId, Arc<Group>>,
     /// Newest at the back; at most `OPERATOR_HISTORY_MAX`.
     pub operations: VecDeque<Operation>,
     /// What watchers are told.
@@ -245,7 +248,7 @@ impl State {
     /// Makes everything derived anew. Called once after a state was put together from a snapshot.
     pub fn rebuild_derived(&mut self) {
         for group in self.groups.values_mut() {
-            group.rebuild_derived();
+            Arc::make_mut(group).rebuild_derived();
         }
     }
 }

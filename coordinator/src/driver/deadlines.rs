@@ -252,6 +252,8 @@ fn take_of(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tenure_core::command::{
         AcknowledgeAcquired, Context, InstallTarget, JoinGroup, LeaveGroup, Release,
         ReleasePartitions, ReleaseReason, TopicReport,
@@ -376,7 +378,7 @@ mod tests {
             rig.target("ann");
             rig.acquire(1);
             // The move to bob.
-            let group_state = rig.state.groups.get_mut(&group()).unwrap();
+            let group_state = Arc::make_mut(rig.state.groups.get_mut(&group()).unwrap());
             group_state.epoch = GroupEpoch(group_state.epoch.0 + 1);
             rig.target("bob");
             let mut timers = Timers::new(lengths());

@@ -1,5 +1,7 @@
 //! Service `Operator`. A dry run computes what would happen and changes nothing.
 
+use std::sync::Arc;
+
 use tenure_core::command::{DrainMember, MovePartition, OperatorContext, RebalanceGroup};
 use tenure_core::reply::PlannedMove;
 use tenure_core::{Command, Context, Rejection, Reply, State};
@@ -126,7 +128,7 @@ fn would_happen(
         ..State::default()
     };
     let found = state.group(group)?;
-    copy.groups.insert(group.clone(), found.clone());
+    copy.groups.insert(group.clone(), Arc::new(found.clone()));
     let index = Index(state.applied.0 + 1);
     let context = Context { term: Term(0), index, proposed_at: state.now };
     let reply = copy.apply(context, command).result?;

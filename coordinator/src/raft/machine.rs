@@ -11,6 +11,7 @@ use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use tenure_model::{Index, Term};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::effects::blocking;
 use super::failure::Failure;
@@ -235,6 +236,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
             .take()
             .ok_or_else(|| io::Error::other("a snapshot is built once"))?;
         let (store, meta) = (self.snapshots.clone(), self.meta.clone());
+        let started = Instant::now();
         let built = blocking(move || {
             let body = captured();
             store.write(&meta, &body)?;
@@ -244,6 +246,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         tracing::info!(
             index = self.meta.last_log_id.map(|id| id.index),
             size_bytes = snapshot.len(),
+            took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "snapshot written"
         );
         Ok(Snapshot { meta: self.meta.clone(), snapshot })

@@ -47,11 +47,11 @@ pub enum Start {
 /// Times and sizes of a raft node.
 #[derive(Clone, Copy, Debug)]
 pub struct RaftTuning {
-    /// How often the raft leader is heard when idle. Default 200 ms.
+    /// How often the raft leader is heard when idle. Default 100 ms.
     pub heartbeat_interval: Duration,
-    /// Shortest silence before an election. At least three heartbeats. Default 1 s.
+    /// Shortest time from the end of the raft leader's lease to an election. At least three heartbeats. Default 300 ms.
     pub election_timeout_min: Duration,
-    /// Longest silence before an election. Default 2 s.
+    /// Longest time from the end of the raft leader's lease to an election, and the lease itself. Default 600 ms.
     pub election_timeout_max: Duration,
     /// How long a proposal may take before its outcome is called unknown. Default 5 s.
     pub propose_timeout: Duration,
@@ -76,9 +76,9 @@ pub struct RaftTuning {
 impl Default for RaftTuning {
     fn default() -> Self {
         Self {
-            heartbeat_interval: Duration::from_millis(200),
-            election_timeout_min: Duration::from_secs(1),
-            election_timeout_max: Duration::from_secs(2),
+            heartbeat_interval: Duration::from_millis(100),
+            election_timeout_min: Duration::from_millis(300),
+            election_timeout_max: Duration::from_millis(600),
             propose_timeout: Duration::from_secs(5),
             proposals_max: 1024,
             append_timeout: Duration::from_secs(10),

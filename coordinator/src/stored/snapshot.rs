@@ -1,6 +1,8 @@
 //! The records of a snapshot: one header, each group followed by its own records, then the operations, then the
 //! changes.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use tenure_core::State;
@@ -235,7 +237,7 @@ fn next(rest: &mut Bytes) -> Result<Form, StoredError> {
 
 fn finish_group(state: &mut State, group: Option<(GroupId, Group)>) {
     if let Some((id, group)) = group {
-        state.groups.insert(id, group);
+        state.groups.insert(id, Arc::new(group));
     }
 }
 

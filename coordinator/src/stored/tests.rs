@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tenure_core::command::{
     AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, Context, DrainMember, GrantRef,
@@ -477,7 +479,7 @@ fn equal_states_have_equal_digests_and_one_changed_field_another() {
         |state| state.changes.compacted = Index(1),
         |state| state.operations[0].time = Timestamp(0),
         |state| {
-            let group = state.groups.values_mut().next().unwrap();
+            let group = Arc::make_mut(state.groups.values_mut().next().unwrap());
             let at = group.partitions.values_mut().find(|at| at.committed.is_some()).unwrap();
             at.committed.as_mut().unwrap().metadata[0] ^= 1;
         },

@@ -30,7 +30,7 @@ const RATE_MIN: f64 = 50_000.0;
 fn run(options: &Options) -> Result<Measured, BenchError> {
     let length = options.length(LENGTH);
     let mut measured = Measured::default();
-    let cluster = Cluster::start_with(nodes::COUNT, "");
+    let cluster = Cluster::start_with(nodes::COUNT, nodes::settings(options.is_small));
     let own_rate = measure(&mut measured, &cluster, length, options.is_small);
     let own_rate = nodes::with_output(&cluster, own_rate)?;
     drop(cluster);

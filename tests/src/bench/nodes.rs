@@ -8,6 +8,18 @@ use crate::cluster::Cluster;
 /// Nodes of every cluster here.
 pub(super) const COUNT: u64 = 3;
 
+/// Settings of a small run: nothing is measured, so no election may come between on a machine that is full.
+const PATIENT: &str = "
+[raft]
+election_timeout_min_ms = 3000
+election_timeout_max_ms = 6000
+";
+
+/// Settings of the nodes where no election belongs to the scenario.
+pub(super) const fn settings(is_small: bool) -> &'static str {
+    if is_small { PATIENT } else { "" }
+}
+
 /// Threads of the client.
 const CLIENT_THREADS: usize = 2;
 

@@ -17,7 +17,7 @@ use crate::{Context, Event, Rejection, Reply, State};
 impl State {
     pub(super) fn join_group(&self, context: Context, join: &JoinGroup) -> Decided {
         check_join(join)?;
-        let existing = self.groups.get(&join.group);
+        let existing = self.groups.get(&join.group).map(AsRef::as_ref);
         let mut draft = Draft::default();
         match existing {
             Some(group) => check_settings(join, &group.settings)?,

@@ -269,7 +269,7 @@ fn limits_refuse_and_change_nothing() {
         apply(&mut state, Command::JoinGroup(join("m", &[]))).unwrap();
         state.groups[&group()].members[&member("m")].clone()
     };
-    let members = &mut state.groups.get_mut(&group()).unwrap().members;
+    let members = &mut std::sync::Arc::make_mut(state.groups.get_mut(&group()).unwrap()).members;
     for at in members.len()..MEMBERS_MAX {
         members.insert(member(&format!("m{at}")), record.clone());
     }

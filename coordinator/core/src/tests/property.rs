@@ -142,7 +142,7 @@ impl World {
     }
 
     fn group(&self) -> Option<&Group> {
-        self.state.groups.get(&group())
+        self.state.groups.get(&group()).map(AsRef::as_ref)
     }
 
     fn name(&self, at: u8) -> MemberId {
@@ -560,7 +560,7 @@ proptest! {
         }
         prop_assert_eq!(&replica, &world.state);
         for group in replica.groups.values_mut() {
-            group.derived = crate::state::Derived::default();
+            std::sync::Arc::make_mut(group).derived = crate::state::Derived::default();
         }
         replica.rebuild_derived();
         prop_assert_eq!(&replica, &world.state);

@@ -118,8 +118,10 @@ fn forget(gone: Protection, bytes: Vec<u8>) -> Vec<u8> {
     let mut state = decode_snapshot(&bytes).expect("what was written a moment ago");
     match gone {
         Protection::SnapshotSilence => {
-            for member in state.groups.values_mut().flat_map(|group| group.members.values_mut()) {
-                member.silent = None;
+            for group in state.groups.values_mut() {
+                for member in Arc::make_mut(group).members.values_mut() {
+                    member.silent = None;
+                }
             }
         }
         Protection::SnapshotCounter => state.epoch_counter = 0,

@@ -14,8 +14,6 @@ mod machine;
 mod nodes;
 mod recovery;
 mod sink_postgres;
-#[cfg(test)]
-mod smoke;
 mod stats;
 mod steady;
 mod takeover;

@@ -113,7 +113,7 @@ fn measure(
 fn kill(cluster: &mut Cluster, runtime: &Runtime, acks: &Acks) -> Result<f64, BenchError> {
     runtime.block_on(all_even(cluster))?;
     let calm = Duration::from_millis(rand::rng().random_range(CALM_MS));
-    runtime.block_on(tokio::time::sleep(calm));
+    runtime.block_on(async { tokio::time::sleep(calm).await });
     let (leader, _term) = cluster.raft_leader();
     let at = Instant::now();
     cluster.kill(leader);

@@ -11,6 +11,7 @@ use tenure_model::{TopicId, TopicName};
 use tenure_proto::v1;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tonic::Response;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{BenchError, Measured};
@@ -148,7 +149,9 @@ impl Crew {
                 return Err(format!("the session of {} has ended", gone.name).into());
             }
             let request = v1::DescribeGroupRequest { group: self.shape.group.clone() };
-            let group = client.describe_group(request).await?.into_inner();
+            // The group is there once the first join is applied.
+            let group = client.describe_group(request).await;
+            let group = group.map_or_else(|_unknown| Default::default(), Response::into_inner);
             let is_fair = group.members.len() == self.members.len()
                 && group.members.iter().all(|member| member.owned as usize == share);
             let is_told = self.members.iter().all(|member| member.held.borrow().len() == share);

@@ -39,6 +39,8 @@ const RELOAD_S_MAX: f64 = 5.0;
 const SNAPSHOT_S_MAX: f64 = 5.0;
 const RSS_MIB_MAX: f64 = 1_024.0;
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The nodes look at the size of their logs twice a second.
+const SNAPSHOT_WAIT: Duration = Duration::from_secs(12);
 
 fn run(options: &Options) -> Result<Measured, BenchError> {
     let (groups, share) = if options.is_small { (4, 500) } else { (GROUPS, SHARE) };
@@ -68,6 +70,9 @@ fn measure(
     runtime.block_on(fill(&leader, groups, share))?;
     measured.metric("fill_s", started.elapsed().as_secs_f64());
 
+    if share == SHARE {
+        runtime.block_on(all_have_snapshots(cluster))?;
+    }
     let (leader, _term) = cluster.raft_leader();
     let follower = cluster.running().into_iter().find(|node| *node != leader);
     let follower = follower.ok_or("there is no follower")?;
@@ -140,6 +145,17 @@ async fn status(cluster: &Cluster, node: u64) -> Result<v1::ClusterStatusRespons
     Ok(client.status(v1::ClusterStatusRequest { local: true }).await?.into_inner())
 }
 
+/// Waits a while until every node has written a snapshot; a small state has none.
+async fn all_have_snapshots(cluster: &Cluster) -> Result<(), BenchError> {
+    let deadline = Instant::now() + SNAPSHOT_WAIT;
+    for node in cluster.running() {
+        while status(cluster, node).await?.snapshot == 0 && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    Ok(())
+}
+
 /// Waits until `node` serves, and has applied the entry `wanted`.
 async fn applied(cluster: &Cluster, node: u64, wanted: u64) -> Result<(), BenchError> {
     let deadline = Instant::now() + PATIENCE;
@@ -175,7 +191,10 @@ fn longest_snapshot_s(cluster: &Cluster) -> Option<f64> {
 
 fn took_ms(line: &str) -> Option<f64> {
     let (_, rest) = line.split_once("snapshot written")?;
-    let digits = rest.split_once("took_ms=")?.1.chars().take_while(char::is_ascii_digit);
+    // A colour may stand on both sides of the equals sign.
+    let (_, value) = rest.split_once("took_ms")?.1.split_once('=')?;
+    let value = value.strip_prefix("\u{1b}[0m").unwrap_or(value);
+    let digits = value.chars().take_while(char::is_ascii_digit);
     digits.collect::<String>().parse().ok()
 }
 
@@ -187,6 +206,9 @@ mod tests {
     fn time_of_a_snapshot_is_read_from_the_log_line() {
         let line = "INFO tenure: snapshot written index=7 size_bytes=12 took_ms=345";
         assert_eq!(took_ms(line), Some(345.0));
+        let coloured =
+            "INFO snapshot written \u{1b}[3mtook_ms\u{1b}[0m\u{1b}[2m=\u{1b}[0m345 \u{1b}[3mindex";
+        assert_eq!(took_ms(coloured), Some(345.0));
         assert_eq!(took_ms("INFO tenure: raft leadership took_ms=1"), None);
     }
 }

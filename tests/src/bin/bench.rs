@@ -25,6 +25,9 @@ struct Args {
     /// Measures for so many seconds instead of the scenario's own length.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: Option<u32>,
+    /// Little of everything: whether it works, not how fast it is.
+    #[arg(long)]
+    small: bool,
     /// Fetches and starts a peer, etcd or kafka, and gives it the same load in the same run.
     #[arg(long, value_name = "PEER")]
     beside: Option<Peer>,
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
         rounds: args.rounds,
         seconds: args.seconds,
         beside: args.beside,
-        is_small: false,
+        is_small: args.small,
     };
     match (scenario.run)(&options) {
         Ok(measured) => {

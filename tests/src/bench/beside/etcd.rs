@@ -221,7 +221,7 @@ pub(in crate::bench) fn failover(kills: u32) -> Result<(String, Vec<f64>), Bench
     }
     let mut gaps = Vec::new();
     for _ in 0..kills {
-        runtime.block_on(tokio::time::sleep(CALM));
+        runtime.block_on(async { tokio::time::sleep(CALM).await });
         let leader = etcd.leader(&runtime)?;
         let at = Instant::now();
         etcd.kill(&leader)?;

@@ -95,8 +95,9 @@ impl Kind {
     /// How often it is drawn, as against the others.
     const fn weight(self) -> usize {
         match self {
-            Self::MemberTrap => 4,
-            Self::Return | Self::Slow => 3,
+            Self::MemberTrap => 5,
+            Self::Slow => 4,
+            Self::Return => 3,
             Self::NodeCrash | Self::Restarts | Self::Stall | Self::Cut => 2,
             Self::MemberCrash
             | Self::MemberPause

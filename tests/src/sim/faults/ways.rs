@@ -76,7 +76,7 @@ impl World {
     pub(super) fn slow_ways(&mut self, member: usize, length: u64) {
         let place = Host::Member(member);
         let extra = self.rng.millis(100, 1_500);
-        let gets_unheard = self.rng.chance(60);
+        let gets_unheard = self.rng.chance(70);
         let length = if gets_unheard { length.max(nanos(SLOW_BEFORE_MS.1)) } else { length };
         for node in 0..NODE_COUNT {
             self.slow(place, Host::Node(node), extra, length);

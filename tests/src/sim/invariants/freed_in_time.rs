@@ -122,3 +122,92 @@ impl Property for FreedInTime {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tenure_coordinator::NodeSettings;
+    use tenure_core::{Applied, Reply, State};
+    use tenure_model::{GroupId, Home, Takeover};
+
+    use super::*;
+
+    const TTL_MS: u64 = 3_000;
+
+    struct Look {
+        property: FreedInTime,
+        settings: NodeSettings,
+    }
+
+    impl Look {
+        fn new() -> Self {
+            let mut settings = NodeSettings::default();
+            settings.lease.ttl_ms = TTL_MS;
+            settings.lease.heartbeat_interval_ms = 900;
+            settings.deadlines.silence_slack_ms = 300;
+            settings.deadlines.vanished_share_percent = 100;
+            Self { property: FreedInTime::default(), settings }
+        }
+
+        fn at(&mut self, ms: u64, fact: &Fact<'_>) -> Result<(), String> {
+            let view = View {
+                now: nanos(ms),
+                members: &[],
+                home: Home::Coordinator,
+                takeover: Takeover::Lease,
+                settings: &self.settings,
+            };
+            self.property.look(fact, view)
+        }
+
+        /// Commits an entry that node 1 has at once.
+        fn commit(&mut self, ms: u64, index: u64, event: Event) {
+            let outcomes = [Applied { result: Ok(Reply::Done), events: vec![event] }];
+            let state = State::default();
+            let commands = &[];
+            let committed = Fact::Committed { index, commands, outcomes: &outcomes, state: &state };
+            self.at(ms, &committed).unwrap();
+            let (outcomes, expected) = (&[], &[]);
+            self.at(ms, &Fact::Replicated { node: 1, index, outcomes, expected }).unwrap();
+        }
+
+        /// A member joins at 0 and is logged as silent at 1,200 ms.
+        fn silent() -> Self {
+            let (group, member) = (GroupId::new("g").unwrap(), MemberId::new("m").unwrap());
+            let mut look = Self::new();
+            look.property.members.insert(member.clone(), Heard { at: 0, silence: None });
+            look.commit(1_200, 2, Event::MemberSilenced { group, member, silent_for_ms: 1_200 });
+            look
+        }
+    }
+
+    #[test]
+    fn silent_member_is_due_a_ttl_after_it_was_last_heard_whoever_leads() {
+        let mut look = Look::silent();
+        let ruled = Fact::Ruled { node: 1, since: nanos(2_000) };
+        look.at(TTL_MS + LATE_MS_MAX, &ruled).unwrap();
+        let late = look.at(TTL_MS + LATE_MS_MAX + 1, &ruled).unwrap_err();
+        assert!(late.contains("is not expired by node 1"), "{late}");
+    }
+
+    #[test]
+    fn node_that_started_anew_counts_from_its_replay() {
+        let mut look = Look::silent();
+        look.at(2_000, &Fact::NodeStarted { node: 1 }).unwrap();
+        let (outcomes, expected) = (&[], &[]);
+        look.at(2_000, &Fact::Replicated { node: 1, index: 2, outcomes, expected }).unwrap();
+        let ruled = Fact::Ruled { node: 1, since: nanos(2_500) };
+        look.at(2_000 + 1_800 + LATE_MS_MAX, &ruled).unwrap();
+        look.at(2_000 + 1_800 + LATE_MS_MAX + 1, &ruled).unwrap_err();
+    }
+
+    #[test]
+    fn member_that_is_not_heard_must_be_logged_as_silent() {
+        let mut look = Look::new();
+        let member = MemberId::new("m").unwrap();
+        look.property.members.insert(member, Heard { at: 0, silence: None });
+        let ruled = Fact::Ruled { node: 1, since: 0 };
+        look.at(1_200 + LATE_MS_MAX, &ruled).unwrap();
+        let late = look.at(1_200 + LATE_MS_MAX + 1, &ruled).unwrap_err();
+        assert!(late.contains("is not logged as silent"), "{late}");
+    }
+}

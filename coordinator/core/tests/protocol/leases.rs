@@ -44,7 +44,7 @@ struct Leases {
     gone: Option<Gone>,
     /// Whether proposals may wait while time passes, and reigns be short. Then the dead have no bound.
     stalls: bool,
-    /// Whether a raft leader that falls restarts, and counts a silence from its replay.
+    /// Whether a raft leader that falls restarts with its machine, and counts a silence from its replay.
     restarts: bool,
 }
 
@@ -339,7 +339,7 @@ fn each_rule_that_is_taken_away_gives_a_counter_example() {
     }
 }
 
-/// The bound is that of rule 4 only while some node remembers: one that restarts counts a silence from its replay.
+/// The bound is that of rule 4 only while nodes remember: one whose machine restarted counts a silence from its replay.
 #[test]
 fn node_that_restarts_in_every_reign_gives_the_dead_longer() {
     assert!(breaks("restarts", Leases { restarts: true, ..PROMPT }));

@@ -3,25 +3,29 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tonic::transport::server::Connected;
 
 /// Whether the peer of a connection has closed it. Clones are about the same connection.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PeerClosed(Arc<AtomicBool>);
+pub(crate) struct PeerClosed(Arc<watch::Sender<bool>>);
 
 impl PeerClosed {
-    /// True once the peer's end of the stream, or a reset, was read.
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    /// Whether the peer's end of the connection, or a reset, is read within `wait`: a process that ends closes its
+    /// streams first, and its connection right after them.
+    pub(crate) async fn within(&self, wait: Duration) -> bool {
+        let mut closed = self.0.subscribe();
+        timeout(wait, closed.wait_for(|closed| *closed)).await.is_ok()
     }
 
     fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.send_replace(true);
     }
 }
 
@@ -120,15 +124,15 @@ mod tests {
         peer.write_all(b"x").await.unwrap();
         let mut buffer = [0; 8];
         assert_eq!(connection.read(&mut buffer).await.unwrap(), 1);
-        assert!(!closed.is_set(), "it said something");
+        assert!(!closed.within(Duration::ZERO).await, "it said something");
         drop(connection);
-        assert!(!closed.is_set(), "this side ended it");
+        assert!(!closed.within(Duration::ZERO).await, "this side ended it");
 
         let (peer, mut connection) = pair().await;
         let closed = connection.connect_info();
         drop(peer);
         assert_eq!(connection.read(&mut buffer).await.unwrap(), 0);
-        assert!(closed.is_set());
+        assert!(closed.within(Duration::ZERO).await);
     }
 
     #[tokio::test]
@@ -138,6 +142,6 @@ mod tests {
         rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();
         drop(peer);
         assert!(connection.read(&mut [0; 8]).await.is_err());
-        assert!(closed.is_set());
+        assert!(closed.within(Duration::ZERO).await);
     }
 }

@@ -381,6 +381,11 @@ impl LeaseTable {
         self.expiring.iter()
     }
 
+    /// Whether `member` is one of them.
+    pub fn is_expiring(&self, member: &MemberRef) -> bool {
+        self.expiring.contains(member)
+    }
+
     /// Members to log as silent, with how long they have been.
     pub fn silence_to_log(&self, now: Tick) -> Vec<SilentMember> {
         let unlogged = |member: &&MemberRef| {

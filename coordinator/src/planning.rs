@@ -42,6 +42,10 @@ pub fn input(group: &Group) -> Input {
         let member = meant.or_else(|| state.ownership.owner())?;
         Some((*partition, member.clone()))
     });
+    let since = group
+        .partitions
+        .iter()
+        .filter_map(|(partition, state)| state.epoch.map(|epoch| (*partition, epoch.get())));
     let avoid = group.partitions.iter().filter_map(|(partition, state)| {
         let trouble = state.trouble.as_ref()?;
         Some((*partition, trouble.members.clone()))
@@ -50,6 +54,7 @@ pub fn input(group: &Group) -> Input {
         members: members.collect(),
         topics: topics.collect(),
         current: current.collect(),
+        since: since.collect(),
         pins,
         avoid: avoid.collect(),
     }

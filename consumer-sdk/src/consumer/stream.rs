@@ -14,7 +14,7 @@ use crate::sink::{BoxError, FencedSink};
 /// One thing that a framework learns of its consumer.
 #[derive(Debug)]
 pub enum Ownership<S: FencedSink> {
-    /// A partition is acquired: work on it, and give it back through [`Work::finish`] once its input has ended.
+    /// A partition is acquired: work on it, and give it back through [`Finish::finish`] once its input has ended.
     Work(Box<Work<S>>),
     /// Something happened.
     Happened(Lifecycle),
@@ -24,7 +24,7 @@ pub enum Ownership<S: FencedSink> {
 
 /// An acquired partition in the hands of a framework.
 ///
-/// What a handler's return is to [`Consumer::run`], [`Work::finish`] is here: deadlines, error policy and all. Dropped
+/// What a handler's return is to [`Consumer::run`], [`Finish::finish`] is here: deadlines, error policy and all. Dropped
 /// without it, the partition is given back as after an error.
 pub struct Work<S: FencedSink> {
     owned: Owned<S>,

@@ -30,13 +30,16 @@ type MemberAt = usize;
 /// Position of a kind.
 type KindAt = usize;
 
+/// Since when a partition is where it is, and which one; the last of a set moves first.
+type Since = (u64, PartitionIndex);
+
 /// Partitions of one topic that one member has in the plan and that may move on.
 #[derive(Default)]
 struct Holding {
     /// Not owned by this member today: moving it on costs nothing more.
-    loose: BTreeSet<PartitionIndex>,
+    loose: BTreeSet<Since>,
     /// Owned by this member today.
-    kept: BTreeSet<PartitionIndex>,
+    kept: BTreeSet<Since>,
 }
 
 pub(crate) struct Plan<'a> {
@@ -318,7 +321,8 @@ impl<'a> Plan<'a> {
             let mut of_to = self.topic_counts[to].iter();
             for (topic_id, holding) in topics {
                 let loose = holding.loose.last();
-                let Some(index) = loose.or_else(|| holding.kept.last()).copied() else { continue };
+                let last = loose.or_else(|| holding.kept.last());
+                let Some((_, index)) = last.copied() else { continue };
                 let surplus =
                     seek(&mut of_from, *topic_id) as isize - seek(&mut of_to, *topic_id) as isize;
                 let key = (loose.is_none(), -surplus);
@@ -330,21 +334,27 @@ impl<'a> Plan<'a> {
         best.map(|(_, partition)| partition)
     }
 
-    fn holding(&mut self, partition: Partition, at: MemberAt) -> &mut BTreeSet<PartitionIndex> {
+    fn since(&self, partition: Partition) -> Since {
+        (self.input.since.get(&partition).copied().unwrap_or(0), partition.index)
+    }
+
+    fn holding(&mut self, partition: Partition, at: MemberAt) -> &mut BTreeSet<Since> {
         let kind = self.kind_of[&partition];
         let holding = self.held[at].entry(kind).or_default().entry(partition.topic_id).or_default();
         if self.home.get(&partition) == Some(&at) { &mut holding.kept } else { &mut holding.loose }
     }
 
     fn put(&mut self, partition: Partition, at: MemberAt) {
-        self.holding(partition, at).insert(partition.index);
+        let since = self.since(partition);
+        self.holding(partition, at).insert(since);
         self.loads[at] += 1;
         *self.topic_counts[at].entry(partition.topic_id).or_default() += 1;
         self.target.insert(partition, at);
     }
 
     fn take(&mut self, partition: Partition, at: MemberAt) {
-        self.holding(partition, at).remove(&partition.index);
+        let since = self.since(partition);
+        self.holding(partition, at).remove(&since);
         let kind = self.kind_of[&partition];
         if let Some(topics) = self.held[at].get_mut(&kind) {
             if topics.get(&partition.topic_id).is_some_and(Holding::is_empty) {

@@ -48,6 +48,9 @@ pub struct Input {
     pub topics: BTreeMap<TopicId, Topic>,
     /// Who owns what now, or is meant to by the last target; the plan stays close to it.
     pub current: BTreeMap<Partition, MemberId>,
+    /// When each came to where it is, as a number that only rises; absent: 0. Of what one member has to give, the
+    /// latest moves, so that a member that restarts gets back what the others took over from it.
+    pub since: BTreeMap<Partition, u64>,
     /// Partitions that must go to a member, if it lives, subscribes and is not draining.
     pub pins: BTreeMap<Partition, MemberId>,
     /// Members to avoid for a partition while another can take it.

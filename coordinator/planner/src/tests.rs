@@ -772,3 +772,45 @@ fn no_move_brings_weighted_loads_nearer_to_their_shares() {
         }
     }
 }
+
+/// Restarts six members one after the other, each under a new name, and counts how often a partition moved at most.
+fn moves_of_a_rolling_restart(knows_since: bool) -> usize {
+    let mut now = input("topic a 24");
+    let join = |input: &mut Input, name: String| {
+        let topics = BTreeSet::from([TopicName::new("a").unwrap()]);
+        let new = Member { topics, partitions_max: None, weight: 1, draining: false };
+        input.members.insert(member(&name), new);
+    };
+    (0..6).for_each(|slot| join(&mut now, format!("old-{slot}")));
+    now.current = plan(&now);
+    let mut counts: BTreeMap<Partition, usize> = BTreeMap::new();
+    let mut clock = 0;
+    let mut replan = |now: &mut Input| {
+        let next = plan(now);
+        for (partition, to) in &next {
+            if now.current.get(partition) != Some(to) {
+                clock += 1;
+                if knows_since {
+                    now.since.insert(*partition, clock);
+                }
+                *counts.entry(*partition).or_default() += 1;
+            }
+        }
+        now.current = next;
+        counts.values().copied().max().unwrap_or(0)
+    };
+    let mut most = 0;
+    for slot in 0..6 {
+        now.members.remove(&member(&format!("old-{slot}")));
+        replan(&mut now);
+        join(&mut now, format!("new-{slot}"));
+        most = replan(&mut now);
+    }
+    most
+}
+
+#[test]
+fn rolling_restart_moves_a_partition_at_most_twice() {
+    assert_eq!(moves_of_a_rolling_restart(true), 2);
+    assert!(moves_of_a_rolling_restart(false) > 2, "the order of what moves makes the difference");
+}

@@ -177,7 +177,11 @@ impl Reign {
                 self.table.admit(&reference(joined), lengths, now);
                 self.has_new_plans = true;
             }
-            Event::MemberLeft { group, member, .. } => {
+            // Its lease ran out, and a successor waits for its place.
+            Event::MemberAway { group, member, .. } if self.is_expiring(group, member) => {
+                self.expired(group, member);
+            }
+            Event::MemberLeft { group, member, .. } | Event::MemberAway { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
                     // Its session says so itself, after the answer to the leave.
                     self.sessions.remove(&member);
@@ -185,12 +189,7 @@ impl Reign {
                 }
                 self.has_new_plans = true;
             }
-            Event::MemberExpired { group, member } | Event::MemberAway { group, member, .. } => {
-                if let Some(member) = self.table.find(group, member) {
-                    self.end_membership(&member);
-                }
-                self.has_new_plans = true;
-            }
+            Event::MemberExpired { group, member } => self.expired(group, member),
             Event::MemberSilenced { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
                     self.table.silence_applied(&member);
@@ -229,6 +228,17 @@ impl Reign {
             | Event::FeatureLevelRaised { .. }
             | Event::OperatorActed { .. } => {}
         }
+    }
+
+    fn is_expiring(&self, group: &GroupId, member: &MemberId) -> bool {
+        self.table.find(group, member).is_some_and(|member| self.table.is_expiring(&member))
+    }
+
+    fn expired(&mut self, group: &GroupId, member: &MemberId) {
+        if let Some(member) = self.table.find(group, member) {
+            self.end_membership(&member);
+        }
+        self.has_new_plans = true;
     }
 
     /// Brings timers and plans up to the state, and tells members of their new assignments.

@@ -34,6 +34,9 @@ use crate::raft::ProposeError;
 /// How long a new stream may take to send its join.
 const JOIN_WAIT: Duration = Duration::from_secs(10);
 
+/// From the end of a session's stream to the end of its connection, where both have one cause.
+const CLOSE_WAIT: Duration = Duration::from_millis(50);
+
 /// How long the answers to acts are waited for after the driver let go of the session.
 const LAST_ANSWERS_WAIT: Duration = Duration::from_secs(2);
 
@@ -93,7 +96,8 @@ impl Services {
         let mut session = Session { services: self, member: member.clone(), id, outbound, acts };
         let served = session.run(&mut inbound, &mut end).await;
         // The driver may have let go first, or ended.
-        let close = Input::Close { member, session: id, by_peer: closed.is_set() };
+        let by_peer = closed.within(CLOSE_WAIT).await;
+        let close = Input::Close { member, session: id, by_peer };
         let _told = self.0.driver.tell(close).await;
         served
     }

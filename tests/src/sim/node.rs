@@ -129,6 +129,8 @@ pub struct Node {
     flight: Option<(u64, Vec<Waiter>)>,
     /// The task that proposes stands still until then.
     pub stalled_until: u64,
+    /// How long the loop stood still in this reign, in nanoseconds: deadlines have moved by it.
+    pub gaps: u64,
     reads: BTreeMap<u64, Read>,
     next_read: u64,
     snapshot: Option<Snapshot>,
@@ -159,6 +161,7 @@ impl Node {
             queue: VecDeque::new(),
             flight: None,
             stalled_until: 0,
+            gaps: 0,
             reads: BTreeMap::new(),
             next_read: 0,
             snapshot: None,
@@ -222,6 +225,7 @@ impl World {
         {
             reign.table.add_gap(gap, now);
             reign.timers.add_gap(gap);
+            found.gaps += u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX);
         }
         self.follow(node);
         self.see_rule(node);
@@ -248,6 +252,7 @@ impl World {
     /// Notes whether the node rules, and since when.
     fn see_rule(&mut self, node: usize) {
         let found = &self.nodes[node];
+        let gaps = found.gaps;
         let Some(term) = found.reign.as_ref().map(|reign| reign.term.0) else { return };
         if self.log.leader != Some(node) || self.log.term != term {
             return;
@@ -262,7 +267,7 @@ impl World {
         };
         let since = self.rule.filter(is_same).map_or(now, |rule| rule.since);
         self.rule = Some(Rule { node, term, since, seen_at: now });
-        self.fact(&Fact::Ruled { node, since });
+        self.fact(&Fact::Ruled { node, since, gaps });
     }
 
     /// A node hears how far the log is committed, and of the term.
@@ -349,6 +354,7 @@ impl World {
                 Arc::clone(&found.beats),
                 now,
             );
+            found.gaps = 0;
             found.reign = Some(reign);
         }
         loop {

@@ -3,7 +3,8 @@
 //! A raft leader that rules undisturbed logs a member as silent one heartbeat interval and the slack after it was last
 //! heard, or after the beginning of its rule. One that is silent is expired a ttl after it was last heard, as far as
 //! the log and this replica's memory of it say; one that is not, a ttl after it was last heard, or after the beginning
-//! of the rule. A silence that is forgotten gives the dead a second ttl.
+//! of the rule. A loop that stood still moves both by as long as it did. A silence that is forgotten gives the dead a
+//! second ttl.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +65,7 @@ impl FreedInTime {
         self.known.range((node, index)..=(node, u64::MAX)).next().map(|(_, at)| *at)
     }
 
-    fn check(&self, node: usize, since: u64, view: View<'_>) -> Result<(), String> {
+    fn check(&self, node: usize, (since, gaps): (u64, u64), view: View<'_>) -> Result<(), String> {
         let (lease, deadlines) = (&view.settings.lease, &view.settings.deadlines);
         let pauses = deadlines.vanished_share_percent < 100;
         let pause_ms = if pauses { deadlines.vanished_pause_ms } else { 0 };
@@ -81,7 +82,7 @@ impl FreedInTime {
                 Some(Silence { index, silent_for_ms }) => {
                     let known_at = self.known_at(node, *index).unwrap_or(since);
                     let left = nanos(lease.ttl_ms.saturating_sub(*silent_for_ms));
-                    (known_at + left).max(since).max(heard.at + nanos(lease.ttl_ms))
+                    ((known_at + left).max(heard.at + nanos(lease.ttl_ms)) + gaps).max(since)
                 }
             };
             if view.now > expired_by + late + nanos(pause_ms) {
@@ -116,7 +117,7 @@ impl Property for FreedInTime {
                     heard.at = view.now;
                 }
             }
-            Fact::Ruled { node, since } => self.check(*node, *since, view)?,
+            Fact::Ruled { node, since, gaps } => self.check(*node, (*since, *gaps), view)?,
             _ => {}
         }
         Ok(())
@@ -183,10 +184,18 @@ mod tests {
     #[test]
     fn silent_member_is_due_a_ttl_after_it_was_last_heard_whoever_leads() {
         let mut look = Look::silent();
-        let ruled = Fact::Ruled { node: 1, since: nanos(2_000) };
+        let ruled = Fact::Ruled { node: 1, since: nanos(2_000), gaps: 0 };
         look.at(TTL_MS + LATE_MS_MAX, &ruled).unwrap();
         let late = look.at(TTL_MS + LATE_MS_MAX + 1, &ruled).unwrap_err();
         assert!(late.contains("is not expired by node 1"), "{late}");
+    }
+
+    #[test]
+    fn loop_that_stood_still_frees_as_much_later() {
+        let mut look = Look::silent();
+        let ruled = Fact::Ruled { node: 1, since: nanos(2_000), gaps: nanos(700) };
+        look.at(TTL_MS + 700 + LATE_MS_MAX, &ruled).unwrap();
+        look.at(TTL_MS + 700 + LATE_MS_MAX + 1, &ruled).unwrap_err();
     }
 
     #[test]
@@ -195,7 +204,7 @@ mod tests {
         look.at(2_000, &Fact::NodeStarted { node: 1 }).unwrap();
         let (outcomes, expected) = (&[], &[]);
         look.at(2_000, &Fact::Replicated { node: 1, index: 2, outcomes, expected }).unwrap();
-        let ruled = Fact::Ruled { node: 1, since: nanos(2_500) };
+        let ruled = Fact::Ruled { node: 1, since: nanos(2_500), gaps: 0 };
         look.at(2_000 + 1_800 + LATE_MS_MAX, &ruled).unwrap();
         look.at(2_000 + 1_800 + LATE_MS_MAX + 1, &ruled).unwrap_err();
     }
@@ -205,7 +214,7 @@ mod tests {
         let mut look = Look::new();
         let member = MemberId::new("m").unwrap();
         look.property.members.insert(member, Heard { at: 0, silence: None });
-        let ruled = Fact::Ruled { node: 1, since: 0 };
+        let ruled = Fact::Ruled { node: 1, since: 0, gaps: 0 };
         look.at(1_200 + LATE_MS_MAX, &ruled).unwrap();
         let late = look.at(1_200 + LATE_MS_MAX + 1, &ruled).unwrap_err();
         assert!(late.contains("is not logged as silent"), "{late}");

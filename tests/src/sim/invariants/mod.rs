@@ -34,8 +34,9 @@ pub enum Fact<'a> {
     NodeStarted { node: usize },
     /// A raft leader heard a member.
     Heard { member: &'a MemberId },
-    /// The raft leader looked at its deadlines; nothing has disturbed it since `since`.
-    Ruled { node: usize, since: u64 },
+    /// The raft leader looked at its deadlines; nothing has disturbed it since `since`, and its loop stood still for
+    /// `gaps` before, within its reign.
+    Ruled { node: usize, since: u64, gaps: u64 },
     /// A member got the answer to a heartbeat or a join that it sent at `sent_at`.
     HeartbeatAnswered { member: &'a MemberId, sent_at: u64 },
     /// A sink took a registration.

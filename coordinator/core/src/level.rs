@@ -4,7 +4,7 @@
 //! just replaces the old one:
 //!
 //! 1. [`NEWEST`] rises by one, once per release that changes anything.
-//! 2. The rule becomes a variant of [`Rule`] with the level that it holds from.
+//! 2. The rule becomes a variant of `Rule` with the level that it holds from.
 //! 3. Where it is decided stands `if self.follows(Rule::…) { new } else { old }`.
 //!
 //! The same holds for what is stored: at one level, one state has one stored form. The old branch goes when no log or

@@ -460,8 +460,9 @@ fn report(a: u8, b: u8) -> TopicReport {
 
 fn planner_input(group: &Group) -> tenure_planner::Input {
     let mut current: BTreeMap<Partition, MemberId> = group.target.clone();
-    let mut avoid = BTreeMap::new();
+    let (mut avoid, mut since) = (BTreeMap::new(), BTreeMap::new());
     for (partition, state) in &group.partitions {
+        since.extend(state.epoch.map(|epoch| (*partition, epoch.get())));
         match &state.ownership {
             Ownership::Held { member, .. } => {
                 current.insert(*partition, member.clone());
@@ -473,6 +474,7 @@ fn planner_input(group: &Group) -> tenure_planner::Input {
         }
     }
     tenure_planner::Input {
+        since,
         members: group
             .members
             .iter()

@@ -2,6 +2,8 @@
 
 use std::env;
 
+use crate::servers::announce_skip;
+
 /// How much of the repetitions to run. Set by `tests/run` in `TENURE_TEST_TIER`; default `Ci`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
@@ -33,6 +35,18 @@ impl Tier {
             Self::Fast => full.div_ceil(50),
             Self::Ci => full.div_ceil(10),
             Self::Full => full,
+        }
+    }
+}
+
+/// Whether a test that takes its time runs: not in the fast tier, where it is announced as skipped.
+#[must_use]
+pub fn has_time() -> bool {
+    match Tier::current() {
+        Tier::Ci | Tier::Full => true,
+        Tier::Fast => {
+            announce_skip("the fast tier leaves out what takes long");
+            false
         }
     }
 }

@@ -6,11 +6,15 @@ use tenure_tests::cluster::Cluster;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::proxy::Direction;
 use tenure_tests::servers::wait_until;
+use tenure_tests::tier;
 
 use super::{PATIENCE, assert_undisturbed, beside_others, cluster, say, settings};
 
 #[test]
 fn raft_leader_that_stood_still_for_three_ttls_revokes_nothing_when_it_wakes_l03() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     const TTL_MS: u64 = 7_000;
     let cluster = cluster(3);
@@ -39,6 +43,9 @@ fn proxied() -> Cluster {
 
 #[test]
 fn raft_leader_that_is_heard_and_does_not_hear_is_replaced_m02() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     let cluster = proxied();
     let load = Load::start(cluster.addresses(), Shape { ttl_ms: 20_000, ..Shape::default() });
@@ -66,6 +73,9 @@ fn raft_leader_that_is_heard_and_does_not_hear_is_replaced_m02() {
 
 #[test]
 fn raft_leader_that_hears_only_answers_goes_on() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     let cluster = proxied();
     let load = Load::start(cluster.addresses(), Shape { ttl_ms: 10_000, ..Shape::default() });

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenure_tests::cluster::Cluster;
 use tenure_tests::load::{Load, Shape};
+use tenure_tests::tier;
 
 use super::{assert_undisturbed, beside_others, cluster, say};
 
@@ -29,6 +30,9 @@ fn assert_says_why(cluster: &mut Cluster, node: u64, because: &str) {
 
 #[test]
 fn node_whose_log_cannot_grow_acknowledges_nothing_more_and_has_all_that_it_acknowledged() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     let mut cluster = cluster(1);
     cluster.terminate(1);
@@ -48,6 +52,9 @@ fn node_whose_log_cannot_grow_acknowledges_nothing_more_and_has_all_that_it_ackn
 
 #[test]
 fn node_of_three_on_a_full_disk_stops_alone_and_comes_back_with_room() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     let Some(disk) = SmallDisk::prepare() else { return };
     let mut cluster = cluster(3);

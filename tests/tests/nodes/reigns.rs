@@ -10,6 +10,7 @@ use tenure_sdk::session::CallError;
 use tenure_tests::cluster::{Cluster, block_on};
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::servers::wait_until;
+use tenure_tests::tier;
 
 use super::{PATIENCE, assert_undisturbed, beside_others, say};
 
@@ -25,6 +26,9 @@ const ROOM: Duration = Duration::from_secs(1);
 #[test]
 fn dead_member_is_freed_in_time_and_no_living_one_expires_though_raft_leaders_come_and_go_l01_l02()
 {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     let slack = format!("silence_slack_ms = {}", SLACK.as_millis());
     let settings = super::settings().replace("[deadlines]", &format!("[deadlines]\n{slack}"));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tenure_tests::cluster::Cluster;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::servers::wait_until;
-use tenure_tests::tier::Tier;
+use tenure_tests::tier::{self, Tier};
 
 use super::{alone, assert_undisturbed, beside_others, cluster, say};
 
@@ -21,6 +21,9 @@ const SHAPE: Shape =
 
 #[test]
 fn all_nodes_are_restarted_one_by_one_without_a_gap_and_nobody_loses_a_partition() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = alone();
     let mut cluster = cluster(3);
     let load = Load::start(cluster.addresses(), SHAPE);
@@ -59,6 +62,9 @@ fn roll(cluster: &mut Cluster, load: &Load) {
 
 #[test]
 fn raft_leaders_that_change_again_and_again_stop_no_partition_f05() {
+    if !tier::has_time() {
+        return;
+    }
     let _machine = beside_others();
     let changes = Tier::current().repetitions(50);
     let cluster = cluster(3);

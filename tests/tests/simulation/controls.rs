@@ -5,6 +5,8 @@
 
 #![allow(clippy::print_stdout, reason = "the seeds that a control took are worth reading")]
 
+use std::panic::{catch_unwind, resume_unwind};
+
 use tenure_tests::sim::control::Protection;
 use tenure_tests::sim::{self, Plan};
 use tenure_tests::tier;
@@ -17,13 +19,25 @@ fn is_found(gone: Protection) {
     println!("seeds from {first} (TENURE_SEED), without {}", gone.as_str());
     for count in 0..SEEDS_MAX {
         let plan = Plan { seed: first.wrapping_add(count), without: Some(gone), ..Plan::default() };
-        if let Some(violation) = sim::run(plan).violation {
+        if let Some(violation) = violation_of(plan) {
             println!("{} was missed after {} seeds: {violation}", gone.as_str(), count + 1);
             println!("  {}", sim::replay(plan));
             return;
         }
     }
     panic!("nobody missed {} in {SEEDS_MAX} seeds from {first}", gone.as_str());
+}
+
+/// What a run breaks: a property of the simulator, or an invariant of the core, which panics.
+fn violation_of(plan: Plan) -> Option<String> {
+    match catch_unwind(|| sim::run(plan)) {
+        Ok(report) => report.violation.map(|violation| violation.to_string()),
+        Err(panic) => match panic.downcast::<String>() {
+            Ok(message) if message.starts_with("invariant broken") => Some(*message),
+            Ok(other) => resume_unwind(other),
+            Err(other) => resume_unwind(other),
+        },
+    }
 }
 
 macro_rules! controls {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::machine::Machine;
 use super::service::Library;
 use super::types::{Metrics, NodeAddresses, NodeId};
-use super::{Forward, Inner, LinearizeError, RaftNode, TransferError, leader_address};
+use super::{Forward, Inner, LinearizeError, RaftNode, TransferError};
 
 type Changes = ChangeMembers<NodeId, NodeAddresses>;
 
@@ -319,7 +319,7 @@ impl<M: Machine> Change<'_, M> {
                     ChangeError::NoLeader
                 }
                 ClientWriteError::ForwardToLeader(refused) => {
-                    return Err(match leader_address(&refused) {
+                    return Err(match self.node.forward(&refused) {
                         Forward::Nobody => ChangeError::NoLeader,
                         Forward::To(leader) => ChangeError::NotLeader { leader },
                     });

@@ -272,7 +272,7 @@ impl<M: Machine> RaftNode<M> {
                 Err(None) => return Err(ProposeError::Unknown),
             };
             if !self.is_transient(&refused, only_in) || Instant::now() >= retry_until {
-                return Err(match leader_address(&refused) {
+                return Err(match self.forward(&refused) {
                     Forward::Nobody => ProposeError::NoLeader,
                     Forward::To(leader) => ProposeError::NotLeader { leader },
                 });
@@ -317,6 +317,23 @@ impl<M: Machine> RaftNode<M> {
         }
     }
 
+    /// Where a refusal points to. A successor counts only if a quorum was there when it was named: a raft leader that
+    /// gives up without one names somebody who may be dead as well.
+    fn forward(&self, refused: &ForwardToLeader<TypeConfig>) -> Forward {
+        let is_named_alone = match refused.reason {
+            ForwardReason::LeadershipTransfer => {
+                let acked = self.0.library.metrics().borrow_watched().last_quorum_acked;
+                let patience = self.0.settings.tuning.election_timeout_max;
+                acked.is_none_or(|at| at.elapsed() > patience)
+            }
+            ForwardReason::LeaseExpired | ForwardReason::NotLeader => false,
+        };
+        if refused.leader_id.is_none() || is_named_alone {
+            return Forward::Nobody;
+        }
+        Forward::To(refused.leader_node.as_ref().map(|node| node.client_address.clone()))
+    }
+
     /// Confirms with a quorum that this node leads, and waits until everything committed by now is applied here.
     ///
     /// # Errors
@@ -342,7 +359,7 @@ impl<M: Machine> RaftNode<M> {
                 LinearizableReadError::ForwardToLeader(refused)
                     if self.is_transient(&refused, None) => {}
                 LinearizableReadError::ForwardToLeader(refused) => {
-                    return Err(match leader_address(&refused) {
+                    return Err(match self.forward(&refused) {
                         Forward::Nobody => LinearizeError::NoLeader,
                         Forward::To(leader) => LinearizeError::NotLeader { leader },
                     });
@@ -517,15 +534,6 @@ impl<M: Machine> Drop for Inner<M> {
 enum Forward {
     Nobody,
     To(Option<String>),
-}
-
-fn leader_address(refused: &ForwardToLeader<TypeConfig>) -> Forward {
-    match refused.leader_id {
-        None => Forward::Nobody,
-        Some(_) => {
-            Forward::To(refused.leader_node.as_ref().map(|node| node.client_address.clone()))
-        }
-    }
 }
 
 /// The founders as the raft library wants them.

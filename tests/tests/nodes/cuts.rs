@@ -16,7 +16,7 @@ fn raft_leader_that_stood_still_for_three_ttls_revokes_nothing_when_it_wakes_l03
         return;
     }
     let _machine = beside_others();
-    const TTL_MS: u64 = 10_000;
+    const TTL_MS: u64 = 7_000;
     let cluster = cluster(3);
     let load = Load::start(cluster.addresses(), Shape { ttl_ms: TTL_MS, ..Shape::default() });
     let before = load.report();

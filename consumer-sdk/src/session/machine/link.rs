@@ -16,6 +16,13 @@ const REDIRECTS_MAX: u32 = 3;
 /// Bounds of the wait for a connection and for `Joined`: 1.5 heartbeat intervals within these.
 const JOIN_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3));
 
+/// Bounds of that wait at a node that has just gone silent: half a heartbeat interval within these. A node that does not
+/// know yet that the raft leader stands still sends members back to it.
+const PROBE_WAIT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+
+/// Short waits at a node that has gone silent; after them it gets the usual one, for it may be slow.
+const PROBES_MAX: u32 = 2;
+
 /// Heartbeats without an answer that are remembered; an answer to an older one extends nothing.
 const HEARTBEATS_MAX: usize = 64;
 
@@ -25,9 +32,9 @@ pub(super) enum Link {
     /// Between two attempts.
     Waiting { until: Tick },
     /// A connection was asked for.
-    Connecting { since: Tick },
+    Connecting { until: Tick },
     /// `Join` was sent.
-    Joining { sent: Tick },
+    Joining { sent: Tick, until: Tick },
     /// Joined: heartbeats and acts go up.
     Live(Live),
     /// Over for good.
@@ -58,10 +65,6 @@ impl Live {
     }
 }
 
-fn join_wait(lengths: &LeaseSettings) -> Duration {
-    (lengths.heartbeat_interval() / 2 * 3).clamp(JOIN_WAIT.0, JOIN_WAIT.1)
-}
-
 impl Link {
     pub(super) const fn is_live(&self) -> bool {
         matches!(self, Self::Live(_))
@@ -77,9 +80,8 @@ impl Link {
 
     pub(super) fn next_wake(&self, lengths: &LeaseSettings) -> Option<Tick> {
         match self {
-            Self::Waiting { until } => Some(*until),
-            Self::Connecting { since } | Self::Joining { sent: since } => {
-                Some(since.after(join_wait(lengths)))
+            Self::Waiting { until } | Self::Connecting { until } | Self::Joining { until, .. } => {
+                Some(*until)
             }
             Self::Live(live) => {
                 let due = live.heartbeat_due(lengths);
@@ -96,24 +98,83 @@ pub(super) struct Addresses {
     nodes: Vec<String>,
     next: usize,
     /// Where a node said that the raft leader is.
-    leader: Option<String>,
+    pub(super) leader: Option<String>,
     /// The node of the last stream that was joined.
     joined_at: Option<String>,
+    /// What was taken last.
+    taken: Option<String>,
+    /// The node that was given up because it said nothing.
+    silent: Option<Silent>,
     redirects: u32,
+}
+
+#[derive(Debug)]
+struct Silent {
+    address: String,
+    /// How many more times it gets a short wait only.
+    probes: u32,
+    /// It comes last in its round, once.
+    is_skipped: bool,
 }
 
 impl Addresses {
     pub(super) const fn new(nodes: Vec<String>) -> Self {
-        Self { nodes, next: 0, leader: None, joined_at: None, redirects: 0 }
+        Self {
+            nodes,
+            next: 0,
+            leader: None,
+            joined_at: None,
+            taken: None,
+            silent: None,
+            redirects: 0,
+        }
     }
 
-    fn take(&mut self) -> String {
-        if let Some(leader) = self.leader.take() {
-            return leader;
-        }
+    pub(super) fn take(&mut self) -> String {
+        let address = match self.leader.take() {
+            Some(leader) => leader,
+            None => self.next_node(),
+        };
+        self.taken = Some(address.clone());
+        address
+    }
+
+    fn next_node(&mut self) -> String {
         let address = self.nodes.get(self.next).cloned().unwrap_or_default();
         self.next = (self.next + 1) % self.nodes.len().max(1);
-        address
+        match &mut self.silent {
+            Some(silent) if silent.address == address && !silent.is_skipped => {
+                silent.is_skipped = true;
+                self.next_node()
+            }
+            Some(_) | None => address,
+        }
+    }
+
+    /// The node taken last has said nothing for too long.
+    pub(super) fn give_up(&mut self) {
+        let Some(address) = self.taken.clone() else { return };
+        match &mut self.silent {
+            Some(silent) if silent.address == address => {
+                silent.probes = silent.probes.saturating_sub(1);
+            }
+            Some(_) | None => {
+                self.silent = Some(Silent { address, probes: PROBES_MAX, is_skipped: false });
+            }
+        }
+    }
+
+    /// How long the node taken last may take to connect, and again to answer the join.
+    pub(super) fn wait(&self, lengths: &LeaseSettings) -> Duration {
+        let interval = lengths.heartbeat_interval();
+        let is_probed = self.silent.as_ref().is_some_and(|silent| {
+            silent.probes > 0 && self.taken.as_ref() == Some(&silent.address)
+        });
+        if is_probed {
+            (interval / 2).clamp(PROBE_WAIT.0, PROBE_WAIT.1)
+        } else {
+            (interval / 2 * 3).clamp(JOIN_WAIT.0, JOIN_WAIT.1)
+        }
     }
 }
 
@@ -122,9 +183,10 @@ impl Machine {
     pub(super) fn advance(&mut self, now: Tick, out: &mut Vec<Output>) {
         match &self.link {
             Link::Waiting { .. } | Link::Closed => {}
-            Link::Connecting { since } | Link::Joining { sent: since } => {
-                if now >= since.after(join_wait(&self.lengths)) {
+            Link::Connecting { until } | Link::Joining { until, .. } => {
+                if now >= *until {
                     out.push(Output::Disconnect);
+                    self.addresses.give_up();
                     self.pause(now);
                 }
             }
@@ -132,6 +194,7 @@ impl Machine {
                 if live.dead_at(&self.lengths).is_some_and(|dead| now >= dead) {
                     self.log_broken("no answer to heartbeats");
                     out.push(Output::Disconnect);
+                    self.addresses.give_up();
                     self.pause(now);
                 }
             }
@@ -139,8 +202,9 @@ impl Machine {
         if let Link::Waiting { until } = self.link
             && now >= until
         {
-            self.link = Link::Connecting { since: now };
-            out.push(Output::Connect { address: self.addresses.take() });
+            let address = self.addresses.take();
+            self.link = Link::Connecting { until: now.after(self.addresses.wait(&self.lengths)) };
+            out.push(Output::Connect { address });
         }
         let due = match &self.link {
             Link::Live(live) => now >= live.heartbeat_due(&self.lengths),
@@ -197,7 +261,8 @@ impl Machine {
         if !matches!(self.link, Link::Connecting { .. }) {
             return;
         }
-        self.link = Link::Joining { sent: now };
+        self.link =
+            Link::Joining { sent: now, until: now.after(self.addresses.wait(&self.lengths)) };
         self.join_sent = true;
         let join = v1::Join {
             group: self.settings.group.to_string(),
@@ -266,7 +331,7 @@ impl Machine {
         now: Tick,
         out: &mut Vec<Output>,
     ) -> Result<(), Malformed> {
-        let Link::Joining { sent } = self.link else { return Ok(()) };
+        let Link::Joining { sent, .. } = self.link else { return Ok(()) };
         if joined.member_epoch == 0 {
             return Err(Malformed::new("joined.member_epoch", "is 0"));
         }
@@ -288,6 +353,7 @@ impl Machine {
         }
         self.lengths = lengths;
         self.addresses.redirects = 0;
+        self.addresses.silent = None;
         if !joined.node_address.is_empty() {
             self.addresses.joined_at = Some(joined.node_address.clone());
             out.push(Output::LeaderFound { address: joined.node_address });

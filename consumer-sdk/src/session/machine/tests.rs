@@ -11,6 +11,7 @@ use tenure_proto::v1::session_up::Up;
 
 use super::*;
 
+mod nodes;
 mod property;
 
 pub(super) const TTL_MS: u64 = 3000;

@@ -85,15 +85,16 @@ struct Acquire<'a, S: FencedSink> {
 
 impl<S: FencedSink> Acquire<'_, S> {
     async fn all_steps(&mut self) -> Result<Acquired<S::Writer>, Closing> {
-        self.enter(AcquireStep::Register, Phase::Registering).await;
+        self.enter(AcquireStep::Register, Phase::Registering).await?;
         let mut writer = self.register().await?;
-        self.enter(AcquireStep::Verify, Phase::Verifying).await;
+        self.enter(AcquireStep::Verify, Phase::Verifying).await?;
         let verified = self.verify().await?;
-        self.enter(AcquireStep::Resume, Phase::Resuming).await;
+        self.enter(AcquireStep::Resume, Phase::Resuming).await?;
         let resume = self.resume(&mut writer, &verified).await?;
         self.control.set_position(resume);
-        self.enter(AcquireStep::Open, Phase::Resuming).await;
+        self.enter(AcquireStep::Open, Phase::Resuming).await?;
         let (read_early, stream) = self.open(resume).await?;
+        self.check_lease("open")?;
         Ok(Acquired { writer, stream, resume, read_early })
     }
 
@@ -198,13 +199,23 @@ impl<S: FencedSink> Acquire<'_, S> {
         }
     }
 
-    async fn enter(&mut self, step: AcquireStep, phase: Phase) {
+    async fn enter(&mut self, step: AcquireStep, phase: Phase) -> Result<(), Closing> {
+        self.check_lease("acquire")?;
         self.phase = phase;
         self.pause = PAUSE_MIN;
         self.report(None);
         if let Some(hook) = &self.running.parts.hook {
             hook(step, self.grant.clone()).await;
         }
+        Ok(())
+    }
+
+    /// An answer that came after the end of the lease is not gone by: the next owner may have moved on.
+    fn check_lease(&self, what: &str) -> Result<(), Closing> {
+        self.grant
+            .lease
+            .check()
+            .map_err(|ended| Closing::new(ReleaseReason::LeaseLost, format!("{what}: {ended}")))
     }
 
     fn report(&self, error: Option<String>) {
@@ -222,9 +233,7 @@ impl<S: FencedSink> Acquire<'_, S> {
             }
         };
         let error = format!("{what}: {error}");
-        if self.grant.lease.check().is_err() {
-            return Err(Closing::new(ReleaseReason::LeaseLost, error));
-        }
+        self.check_lease(&error)?;
         let pause = retry_after.unwrap_or(self.pause).mul_f64(rand::rng().random_range(0.5..1.5));
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         if Instant::now() + pause >= self.deadline {

@@ -12,6 +12,7 @@ use super::buffer::{Buffer, Room};
 use super::end::{Control, End};
 use super::lifecycle::Told;
 use super::link::Link;
+use crate::lease::Lease;
 use crate::offsets::Tracker;
 use crate::session::{LostCause, Phase};
 use crate::source::{Fetched, Record, RecordStream};
@@ -65,6 +66,7 @@ pub struct Input {
     pub(super) link: Arc<dyn Link>,
     pub(super) counters: Arc<Counters>,
     pub(super) told: Arc<Told>,
+    pub(super) lease: Lease,
     pub(super) partition: Partition,
     pub(super) epoch: Epoch,
     /// Nothing before it is delivered: a stream that was opened early may still hold some.
@@ -108,7 +110,7 @@ impl Input {
     /// [`Input::next_batch`], with which it may be mixed. Cancel-safe in the same way.
     pub async fn next_record(&mut self) -> Option<Record> {
         loop {
-            if self.control.has_ended() {
+            if self.has_ended() {
                 return None;
             }
             if self.has_room()
@@ -226,9 +228,18 @@ impl Input {
         }
     }
 
+    /// Whether nothing may be handed out any more. After a pause of the whole process the lease is over before anyone
+    /// could say so: what an old owner does beside its sinks no resource refuses.
+    fn has_ended(&self) -> bool {
+        if !self.control.has_ended() && self.lease.check().is_err() {
+            self.control.end(End::Lost { cause: LostCause::LeaseEnded });
+        }
+        self.control.has_ended()
+    }
+
     /// Takes a batch, in one step without a wait, unless the end was told meanwhile.
     fn take(&mut self, limits: &Limits) -> Option<Batch> {
-        if self.control.has_ended() {
+        if self.has_ended() {
             return None;
         }
         let before = self.pass_over_dead_letters();

@@ -191,6 +191,7 @@ impl<S: FencedSink> Service<'_, S> {
             link: Arc::clone(&self.running.link),
             counters: Arc::clone(&parts.counters),
             told: Arc::clone(&parts.told),
+            lease: self.grant.lease.clone(),
             partition,
             epoch,
             resume,

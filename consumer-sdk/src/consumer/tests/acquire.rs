@@ -224,3 +224,30 @@ async fn revoke_and_loss_end_an_acquire_that_hangs() {
     bench.coordinator.logged("release 1 e2 LeaseLost at -").await;
     assert_eq!(bench.lines(&["verify", "acquired"]), Vec::<String>::new());
 }
+
+/// What becomes of a grant whose lease ends just before a step of its acquire is answered.
+async fn log_when_lease_ends_at(step: AcquireStep) -> Vec<String> {
+    let bench = Bench::new(1);
+    bench.append(0, 3);
+    let home = Recording::new(&bench, "home", 0);
+    let ending = move |at: AcquireStep, grant: Grant| async move {
+        if at == step {
+            grant.lease.shorten(grant.lease.clock().now());
+        }
+    };
+    let consumer = bench.builder().home(home).on_acquire_step(ending).build().unwrap();
+    let _run = bench.run(consumer, delivering(&bench)).await;
+    bench.grant(0);
+    bench.coordinator.logged("release 0 e1 LeaseLost").await;
+    bench.lines(&["verify", "resume", "acquired", "deliver"])
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_that_comes_after_the_lease_begins_nothing() {
+    let none: [&str; 0] = [];
+    assert_eq!(log_when_lease_ends_at(AcquireStep::Register).await, none);
+    assert_eq!(log_when_lease_ends_at(AcquireStep::Verify).await, ["verify 0 e1: current"]);
+    let read = ["verify 0 e1: current", "resume e1"];
+    assert_eq!(log_when_lease_ends_at(AcquireStep::Resume).await, read);
+    assert_eq!(log_when_lease_ends_at(AcquireStep::Open).await, read);
+}

@@ -25,6 +25,47 @@ async fn nothing_is_delivered_after_the_release() {
     assert_eq!(bench.committed(0), Some(5));
 }
 
+/// What a pause of the whole process leaves: the lease is over, and nobody has said so yet.
+fn let_lease_run_out(bench: &Bench, lease: &crate::lease::Lease) {
+    lease.shorten(bench.clock.now());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_delivered_after_the_lease_even_if_nobody_has_said_so() {
+    let bench = Bench::new(1);
+    bench.append(0, 5);
+    let _run = bench.run(bench.builder().build().unwrap(), doing_all(&bench)).await;
+    let (_epoch, lease) = bench.grant(0);
+    bench.coordinator.logged("deliver 0 e1 0..5").await;
+    let_lease_run_out(&bench, &lease);
+    bench.append(0, 5);
+    bench.coordinator.logged("release 0 e1 LeaseLost").await;
+    assert_eq!(bench.lines(&["deliver"]), ["deliver 0 e1 0..5"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn record_that_waits_in_the_buffer_is_not_delivered_after_the_lease() {
+    let bench = Bench::new(1);
+    bench.append(0, 5);
+    let coordinator = bench.coordinator.clone();
+    let handler = move |owned: Owned<CoordinatorOffsets>| {
+        let coordinator = coordinator.clone();
+        async move {
+            let lease = owned.grant().lease.clone();
+            let (mut input, _offsets) = owned.split();
+            while let Some(record) = input.next_record().await {
+                coordinator.note(format!("took {}", record.offset));
+                lease.shorten(lease.clock().now());
+            }
+            Ok(())
+        }
+    };
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    bench.coordinator.logged("release 0 e1 LeaseLost").await;
+    assert_eq!(bench.lines(&["took"]), ["took 0"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn next_epoch_goes_on_where_the_last_one_stopped() {
     let bench = Bench::new(1);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tenure_core::Event;
-use tenure_model::{Home, Partition};
+use tenure_model::{Epoch, Home, Partition};
 
 use super::{Fact, Property, View};
 
@@ -11,6 +11,7 @@ use super::{Fact, Property, View};
 #[derive(Debug, Default)]
 pub struct EffectsInOrder {
     written: BTreeMap<Partition, u64>,
+    registered: BTreeMap<Partition, Epoch>,
 }
 
 impl Property for EffectsInOrder {
@@ -20,6 +21,10 @@ impl Property for EffectsInOrder {
 
     fn look(&mut self, fact: &Fact<'_>, view: View<'_>) -> Result<(), String> {
         match fact {
+            Fact::Registered { partition, epoch } => {
+                self.registered.insert(*partition, *epoch);
+                Ok(())
+            }
             Fact::Written { partition, from, to, epoch } => {
                 let written = self.written.entry(*partition).or_default();
                 if from > written || (view.home == Home::Sink && from != written) {
@@ -30,7 +35,11 @@ impl Property for EffectsInOrder {
                 *written = (*to).max(*written);
                 Ok(())
             }
-            Fact::Resumed { partition, next, epoch, .. } => {
+            Fact::Resumed { partition, next, epoch, member } => {
+                let newest = self.registered.get(partition);
+                if newest.is_some_and(|newest| newest > epoch) && view.may_be_overtaken(member) {
+                    return Ok(());
+                }
                 let written = self.written.get(partition).copied().unwrap_or(0);
                 if *next > written || (view.home == Home::Sink && *next != written) {
                     return Err(format!(

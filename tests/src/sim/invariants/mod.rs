@@ -62,6 +62,17 @@ pub struct View<'a> {
     pub settings: &'a NodeSettings,
 }
 
+impl View<'_> {
+    /// Whether a member may go by an answer that a newer owner has overtaken: its partition was given away during its
+    /// lease, or its local check is off. It is refused by the resource.
+    #[must_use]
+    pub fn may_be_overtaken(&self, member: &MemberId) -> bool {
+        let is_unchecked =
+            self.members.iter().any(|found| found.id == *member && !found.checks_lease);
+        self.takeover == Takeover::Fence || is_unchecked
+    }
+}
+
 /// One property.
 pub trait Property {
     /// Its name, as in the file's.

@@ -205,6 +205,11 @@ impl World {
     /// The acquire is done: reading begins.
     fn resumed(&mut self, member: usize, grant: GrantKey, next: u64, home_initialised: bool) {
         let (partition, epoch) = grant;
+        let is_live = self.members[member].is_live(grant, self.now);
+        if self.members[member].checks_lease && !is_live {
+            self.oracle.count_refusal("member: lease checked");
+            return;
+        }
         let Some(work) = self.work(member, grant) else { return };
         work.is_running = true;
         work.attempts = 0;

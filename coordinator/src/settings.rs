@@ -448,8 +448,13 @@ fn range(
 }
 
 pub(crate) fn is_address(text: &str) -> bool {
+    let is_of_host = |character: char| {
+        character.is_ascii_alphanumeric()
+            || matches!(character, '.' | '-' | '_' | ':' | '[' | ']' | '%')
+    };
     text.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0)
+        let is_host = !host.is_empty() && host.chars().all(is_of_host);
+        is_host && port.parse::<u16>().is_ok_and(|port| port != 0)
     })
 }
 

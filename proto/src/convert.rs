@@ -29,7 +29,7 @@ impl Malformed {
     /// Too many or too much.
     #[must_use]
     pub fn too_large(field: &'static str, found: usize, max: usize) -> Self {
-        let problem = format!("has {found}, at most {max} are allowed: send it in parts");
+        let problem = format!("has {found}, at most {max} are allowed: send less, or in parts");
         Self { field, problem, code: ErrorCode::TooLarge }
     }
 }

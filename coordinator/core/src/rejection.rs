@@ -42,7 +42,8 @@ pub enum Rejection {
     )]
     OffsetRegressed { partition: Partition, given: NextOffset, committed: NextOffset },
     #[error(
-        "commit {given} of partition {partition} is older than commit {newest} of the same grant"
+        "commit {given} of partition {partition} is older than commit {newest} of the same grant: \
+         nothing to do, sequences rise within a grant"
     )]
     StaleCommit { partition: Partition, given: CommitSequence, newest: CommitSequence },
     #[error("offsets of group {group} live in {}: commit them there", home.as_str())]

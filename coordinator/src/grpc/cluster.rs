@@ -96,6 +96,10 @@ impl v1::cluster_server::Cluster for Services {
 fn addresses(
     wire: &v1::AddLearnerRequest,
 ) -> Result<NodeAddresses, tenure_proto::convert::Malformed> {
+    if wire.raft_address == wire.client_address {
+        let problem = "is also the client_address: nodes and members are heard on two ports";
+        return Err(tenure_proto::convert::Malformed::new("raft_address", problem));
+    }
     Ok(NodeAddresses {
         raft_address: edge::address("raft_address", &wire.raft_address)?,
         client_address: edge::address("client_address", &wire.client_address)?,

@@ -143,7 +143,7 @@ pub fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
 
 /// Reads the word that a member is prepared.
 pub fn prepared(member: &MemberRef, wire: &v1::Prepared) -> Result<AcknowledgePrepared, Malformed> {
-    at_most("prepared.error", wire.error.len(), ERROR_TEXT_BYTES_MAX)?;
+    text("prepared.error", &wire.error, ERROR_TEXT_BYTES_MAX)?;
     Ok(AcknowledgePrepared {
         group: member.group.clone(),
         member: member.member.clone(),
@@ -355,7 +355,7 @@ pub fn address(field: &'static str, address: &str) -> Result<String, Malformed> 
 }
 
 /// Checks the length of free text.
-fn text(field: &'static str, text: &str, max: usize) -> Result<String, Malformed> {
+pub fn text(field: &'static str, text: &str, max: usize) -> Result<String, Malformed> {
     if text.len() > max {
         let problem = format!("has {} bytes, at most {max} are allowed: shorten it", text.len());
         return Err(Malformed::new(field, problem));

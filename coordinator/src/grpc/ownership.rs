@@ -131,21 +131,32 @@ impl Services {
 }
 
 impl Services {
-    /// Waits until this node has applied `revision`, no longer than a proposal may take.
-    async fn reach(&self, revision: Index) -> Result<(), Refusal> {
-        let limit = Duration::from_millis(self.0.settings.raft.propose_timeout_ms);
+    /// Goes on once this node has applied `revision`. The raft leader, which has just caught up, answers at once;
+    /// another node waits as long as a proposal may take, and then refers to the leader.
+    pub(super) async fn reach(&self, revision: Index) -> Result<(), Refusal> {
         let mut applied = self.0.raft.applied();
-        let reached = applied.wait_for(|applied| *applied >= revision);
-        match tokio::time::timeout(limit, reached).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_closed)) => Err(ProposeError::Stopped.into()),
-            Err(_elapsed) => Err(Refusal::new(
-                ErrorCode::InvalidArgument,
-                format!(
-                    "revision {revision} is ahead of this node: ask for one that a list or a watch named"
-                ),
-            )),
+        let leads = self.0.raft.leadership().borrow().is_me;
+        if !leads {
+            let limit = Duration::from_millis(self.0.settings.raft.propose_timeout_ms);
+            let reached = applied.wait_for(|applied| *applied >= revision);
+            let reached = tokio::time::timeout(limit, reached).await.map(|reached| reached.is_ok());
+            match reached {
+                Ok(true) => return Ok(()),
+                Ok(false) => return Err(ProposeError::Stopped.into()),
+                Err(_elapsed) => self.at_leader().await?,
+            }
         }
+        let stands_at = *applied.borrow();
+        if stands_at >= revision {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            ErrorCode::InvalidArgument,
+            format!(
+                "revision {revision} is ahead of the cluster, which stands at {stands_at}: list the groups and go on \
+                 after the revision of the list; a cluster that was founded anew counts from the start"
+            ),
+        ))
     }
 }
 

@@ -49,6 +49,8 @@ impl Services {
             )
         })?;
         self.catch_up_if_leader().await?;
+        // A revision that never comes would be waited for without a word.
+        self.reach(Index(from.0.saturating_sub(1))).await?;
         let applied = self.0.raft.with_machine(|machine| machine.state().applied);
         let start = if from == Index(0) { Index(applied.0 + 1) } else { from };
         let (queue, stream) = mpsc::channel(WATCH_QUEUE_MAX);

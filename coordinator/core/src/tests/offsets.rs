@@ -101,7 +101,7 @@ fn repeated_commit_is_accepted_and_changes_nothing() {
         target 0=ann -> target for 1; 0 to ann at e1
         commit ann 0@e1#1:10 -> 0 = 10
         commit ann 0@e1#1:10 -> ok
-        commit ann 0@e1#1:11 -> no: commit 1 of partition 0 is older than commit 1 of the same grant
+        commit ann 0@e1#1:11 -> no: commit 1 of partition 0 is older than commit 1 of the same grant: nothing to do, sequences rise within a grant
         commit ann 0@e1#2:10 -> 0 = 10
         ",
     );
@@ -114,7 +114,7 @@ fn later_commit_that_arrives_first_wins() {
         join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
         target 0=ann -> target for 1; 0 to ann at e1
         commit ann 0@e1#2:20 -> 0 = 20
-        commit ann 0@e1#1:10 -> no: commit 1 of partition 0 is older than commit 2 of the same grant
+        commit ann 0@e1#1:10 -> no: commit 1 of partition 0 is older than commit 2 of the same grant: nothing to do, sequences rise within a grant
         ",
     );
 }
@@ -140,7 +140,7 @@ fn partition_named_twice_in_one_request_is_decided_in_order() {
         "
         join ann sees t=1 -> group g created; ann joined; t has 1; group epoch 1; member epoch 1, ttl 10000
         target 0=ann -> target for 1; 0 to ann at e1
-        commit ann 0@e1#1:10 0@e1#2:11 0@e1#2:11 0@e1#1:12 0@e1#3:9 -> 0 = 10; 0 = 11; no: commit 1 of partition 0 is older than commit 2 of the same grant; no: offset 9 of partition 0 is below the committed 11: use an offset reset to go back
+        commit ann 0@e1#1:10 0@e1#2:11 0@e1#2:11 0@e1#1:12 0@e1#3:9 -> 0 = 10; 0 = 11; no: commit 1 of partition 0 is older than commit 2 of the same grant: nothing to do, sequences rise within a grant; no: offset 9 of partition 0 is below the committed 11: use an offset reset to go back
         ",
     );
 }
@@ -186,7 +186,7 @@ fn offset_moves_back_by_name_only_and_each_name_once() {
         rewind r1 ann 0@e1#2:7 -> 0 = 7
         commit ann 0@e1#3:9 -> 0 = 9
         rewind r1 ann 0@e1#4:7 -> ok
-        rewind r2 ann 0@e1#3:7 -> no: commit 3 of partition 0 is older than commit 3 of the same grant
+        rewind r2 ann 0@e1#3:7 -> no: commit 3 of partition 0 is older than commit 3 of the same grant: nothing to do, sequences rise within a grant
         rewind r2 bob 0@e1#4:7 -> no: partition 0 is not owned by bob: wait for a grant
         rewind r2 ann 0@e1#4:8 -> 0 = 8
         ",

@@ -6,9 +6,10 @@ use tenure_model::{
     Epoch, GroupId, GroupSettings, LeaseSettings, MemberEpoch, MemberId, Partition, PartitionIndex,
     TopicId, TopicName,
 };
-use tenure_proto::convert::{Malformed, at_most, epoch, name};
+use tenure_proto::convert::{Malformed, epoch, name};
 use tenure_proto::v1;
 
+use super::super::edge::text;
 use crate::settings::LeaseLengths;
 
 /// A resource and who asks for it.
@@ -39,7 +40,7 @@ pub(super) fn acquire(
     defaults: LeaseLengths,
 ) -> Result<(Named, JoinGroup), Malformed> {
     let named = Named::read(&wire.group, &wire.resource, &wire.holder)?;
-    at_most("client", wire.client.len(), REASON_BYTES_MAX)?;
+    let client = text("client", &wire.client, REASON_BYTES_MAX)?;
     let defaults = LeaseSettings::from(defaults);
     let lengths = match wire.ttl_ms {
         0 => defaults,
@@ -58,7 +59,7 @@ pub(super) fn acquire(
         settings: GroupSettings::default(),
         ttl_ms: lengths.ttl_ms,
         heartbeat_interval_ms: lengths.heartbeat_interval_ms,
-        client: wire.client.clone(),
+        client,
         partitions_max: None,
         report: vec![TopicReport {
             topic: named.resource.clone(),

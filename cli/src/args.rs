@@ -57,6 +57,8 @@ pub(crate) enum Command {
     Drain(DrainArgs),
     /// Gives a drained member partitions again.
     Undrain(DrainArgs),
+    /// Makes every later epoch higher than the given one: for a cluster that was founded anew, whose sinks have seen more.
+    RaiseEpochFloor(FloorArgs),
     /// Takes over the offsets that a Kafka consumer group has committed. Without --apply it only shows them.
     ImportKafkaGroup(ImportArgs),
     /// Sinks: the schema that they need, and whether a database can be one.
@@ -175,6 +177,14 @@ pub(crate) struct DrainArgs {
     pub(crate) group: String,
     /// Member; `tenure members GROUP` lists them.
     pub(crate) member: String,
+    #[command(flatten)]
+    pub(crate) operator: OperatorArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FloorArgs {
+    /// Highest epoch that any sink has seen: what it names as the current one when it refuses an owner.
+    pub(crate) floor: u64,
     #[command(flatten)]
     pub(crate) operator: OperatorArgs,
 }

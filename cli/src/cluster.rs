@@ -117,6 +117,7 @@ fn status_json(response: &v1::ClusterStatusResponse) -> Value {
         "changing": response.changing,
         "feature_level": response.feature_level,
         "digest_agreed": response.digest_agreed,
+        "epoch_counter": response.epoch_counter,
         "nodes": nodes.collect::<Vec<_>>(),
     })
 }

@@ -83,6 +83,7 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Rebalance(args) => operate::rebalance(&args).await,
         Command::Drain(args) => operate::drain(&args, false).await,
         Command::Undrain(args) => operate::drain(&args, true).await,
+        Command::RaiseEpochFloor(args) => operate::raise_epoch_floor(&args).await,
         Command::Serve(args) => serve::run(args).await,
         Command::SigningKey(args) => signing::run(&args),
         Command::ImportKafkaGroup(args) => import::run(&args).await,
@@ -114,6 +115,7 @@ fn start_log(command: &Command) {
         | Command::Rebalance(_)
         | Command::Drain(_)
         | Command::Undrain(_)
+        | Command::RaiseEpochFloor(_)
         | Command::Sink(_) => ("warn", false),
     };
     let filter = EnvFilter::try_from_env("TENURE_LOG").unwrap_or_else(|_| EnvFilter::new(default));

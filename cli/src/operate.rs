@@ -7,7 +7,9 @@ use tenure_model::ErrorCode;
 use tenure_proto::v1;
 use tenure_sdk::session::{CallError, CoordinatorClient};
 
-use crate::args::{DrainArgs, GroupArgs, MoveArgs, OperatorArgs, Output, QueryArgs, RebalanceArgs};
+use crate::args::{
+    DrainArgs, FloorArgs, GroupArgs, MoveArgs, OperatorArgs, Output, QueryArgs, RebalanceArgs,
+};
 use crate::output::{Table, line, optional, or_dash};
 use crate::{Failure, exit};
 
@@ -215,6 +217,26 @@ pub(crate) async fn drain(args: &DrainArgs, undrain: bool) -> Result<(), Failure
     };
     let response = call!(cluster, Operator, drain, request)?;
     operated(&cluster, &args.operator, &response);
+    Ok(())
+}
+
+pub(crate) async fn raise_epoch_floor(args: &FloorArgs) -> Result<(), Failure> {
+    let cluster = Cluster::new(&args.operator.query);
+    let request =
+        v1::RaiseEpochFloorRequest { context: Some(context(&args.operator)), floor: args.floor };
+    let response = call!(cluster, Operator, raise_epoch_floor, request)?;
+    let json = json!({
+        "request_id": response.request_id,
+        "dry_run": args.operator.dry_run,
+        "epoch_counter": response.epoch_counter,
+        "index": response.index,
+    });
+    let would = if args.operator.dry_run {
+        "dry run: the next epoch would be"
+    } else {
+        "the next epoch is"
+    };
+    cluster.print(json, || line(format_args!("{would} above {}", response.epoch_counter)));
     Ok(())
 }
 

@@ -273,6 +273,40 @@ async fn dry_run_tells_the_moves_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floor_lifts_the_next_epoch_and_a_repetition_changes_nothing() {
+    let Rig { node, mut client, _folder, .. } = rig().await;
+    let mut ann = client.open(steady("ann", 1)).await.unwrap();
+    ann.until("the partition", |assignment| !assignment.partitions.is_empty()).await;
+    let first = ann.assigned(0).unwrap();
+    let raise = |dry_run, floor| v1::RaiseEpochFloorRequest {
+        context: operator("founded anew").map(|context| v1::OperatorContext {
+            dry_run,
+            request_id: "floor-1".to_owned(),
+            ..context
+        }),
+        floor,
+    };
+    let told = client.operator.raise_epoch_floor(raise(true, 500)).await.unwrap().into_inner();
+    assert_eq!(told.epoch_counter, 500);
+    assert_eq!(state_of(&node).epoch_counter, first.epoch);
+    for _ in 0..2 {
+        let done = client.operator.raise_epoch_floor(raise(false, 500)).await.unwrap();
+        assert_eq!(done.into_inner().epoch_counter, 500);
+    }
+    let low = v1::RaiseEpochFloorRequest { context: operator("late"), floor: 3 };
+    let low = client.operator.raise_epoch_floor(low).await.unwrap().into_inner();
+    assert_eq!(low.epoch_counter, 500);
+    // The grant of before stays what it is; the next one is above the floor.
+    ann.acquire(&first).await;
+    ann.release(&first, None).await.unwrap();
+    ann.until("a grant above the floor", |assignment| {
+        assignment.partitions.first().is_some_and(|assigned| assigned.epoch == 501)
+    })
+    .await;
+    node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_and_reflection_answer() {
     let Rig { node, _folder, .. } = rig().await;
     let channel = channel(node.client_address()).await;

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tenure_coordinator::{Node, NodeSettings};
 use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, RequestId, TopicName};
+use tenure_proto::v1;
+use tenure_proto::v1::operator_client::OperatorClient;
 use tenure_sdk::consumer::{
     Backoff, ConsumerError, Counters, ErrorPolicy, Preparation, Stopped, Then,
 };
@@ -405,4 +407,40 @@ async fn rewind_by_name_moves_the_offset_back_once_and_the_handler_reads_on_from
     let committed = state.committed(&rig.group, first).unwrap().map(|c| c.next_offset.get());
     assert_eq!(committed, Some(10));
     rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sink_that_remembers_a_lost_cluster_refuses_the_new_one_until_the_epoch_floor_is_raised() {
+    let sink = MemorySink::new("rows");
+    let lost = Rig::new().await;
+    raise_floor(&lost, 40_000).await;
+    lost.append(40);
+    let ann = lost.with_sink("ann", &sink);
+    until("rows of the lost cluster", || lost.rows(&sink).concat().len() == 40).await;
+    ann.stop().await;
+    // The same records, the same sink, and a cluster that has forgotten what it gave.
+    let Rig { topic, group, partitions, source, node, .. } = lost;
+    node.shutdown().await;
+    let rig = Rig { topic, group, partitions, source, ..Rig::new().await };
+    rig.append(40);
+    let bob = rig.with_sink("bob", &sink);
+    until("refused grants", || bob.counters.refused_by_sink() >= u64::from(PARTITIONS)).await;
+    assert_eq!(bob.counters.acquired(), 0);
+    let seen = rig.node.raft().with_machine(|machine| machine.state().epoch_counter);
+    assert!(seen < 1_000, "{seen} epochs: a refused grant is given again and again");
+    raise_floor(&rig, 40_000 + u64::from(PARTITIONS)).await;
+    until("rows of the new cluster", || rig.rows(&sink).concat().len() == 80).await;
+    bob.stop().await;
+    rig.node.shutdown().await;
+}
+
+async fn raise_floor(rig: &Rig, floor: u64) {
+    let address = format!("http://{}", rig.node.client_address());
+    let mut operator = OperatorClient::connect(address).await.unwrap();
+    let context = Some(v1::OperatorContext {
+        reason: "all nodes were lost".to_owned(),
+        actor: "test".to_owned(),
+        ..v1::OperatorContext::default()
+    });
+    operator.raise_epoch_floor(v1::RaiseEpochFloorRequest { context, floor }).await.unwrap();
 }

@@ -79,8 +79,11 @@ impl v1::cluster_server::Cluster for Services {
         }
         let raft = &self.0.raft;
         let mut wire = status_to_wire(self.0.settings.cluster.clone(), &raft.status());
-        (wire.feature_level, wire.digest_agreed) =
-            raft.with_machine(|machine| (machine.state().level.0, machine.digests().agreed().0));
+        raft.with_machine(|machine| {
+            wire.feature_level = machine.state().level.0;
+            wire.digest_agreed = machine.digests().agreed().0;
+            wire.epoch_counter = machine.state().epoch_counter;
+        });
         let reports = self.0.reports.borrow();
         for node in &mut wire.nodes {
             if let Some(report) = reports.get(&NodeId(node.node)) {
@@ -142,6 +145,7 @@ fn status_to_wire(cluster: String, status: &RaftStatus) -> v1::ClusterStatusResp
             .collect(),
         feature_level: 0,
         digest_agreed: 0,
+        epoch_counter: 0,
     }
 }
 

@@ -8,9 +8,9 @@ use tenure_core::command::{
     RewindOffset, TopicReport,
 };
 use tenure_model::limits::{
-    ERROR_TEXT_BYTES_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX,
-    REQUEST_PARTITIONS_MAX, RETURNING_WITHIN_MS_MAX, SUBSCRIPTION_TOPICS_MAX, TOPIC_PARTITIONS_MAX,
-    TOPICS_MAX, WEIGHT_MAX,
+    EPOCH_FLOOR_STEP_MAX, ERROR_TEXT_BYTES_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX,
+    REASON_BYTES_MAX, REQUEST_PARTITIONS_MAX, RETURNING_WITHIN_MS_MAX, SUBSCRIPTION_TOPICS_MAX,
+    TOPIC_PARTITIONS_MAX, TOPICS_MAX, WEIGHT_MAX,
 };
 use tenure_model::{
     CommitSequence, Epoch, GroupId, LeaseSettings, MemberEpoch, MemberId, Partition, RequestId,
@@ -336,6 +336,19 @@ pub fn cluster_change(wire: Option<&v1::ClusterChange>) -> Result<ClusterChange,
         actor: text("change.actor", &wire.actor, NAME_BYTES_MAX)?,
         reason: text("change.reason", &wire.reason, REASON_BYTES_MAX)?,
     })
+}
+
+/// Refuses a floor that gives up more epochs than a cluster can have given.
+pub fn floor(floor: Epoch, counter: u64) -> Result<(), Malformed> {
+    let highest = counter.saturating_add(EPOCH_FLOOR_STEP_MAX);
+    if floor.get() > highest {
+        let problem = format!(
+            "is {floor}, more than {EPOCH_FLOOR_STEP_MAX} above the highest epoch {counter}: take the highest epoch that \
+             a sink has refused an owner with"
+        );
+        return Err(Malformed::new("floor", problem));
+    }
+    Ok(())
 }
 
 /// Reads the id of a node.

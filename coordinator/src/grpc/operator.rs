@@ -6,7 +6,7 @@ use tenure_core::command::{DrainMember, MovePartition, OperatorContext, Rebalanc
 use tenure_core::reply::PlannedMove;
 use tenure_core::{Command, Context, Rejection, Reply, State};
 use tenure_model::{ErrorCode, GroupId, Index, MemberId, Partition, Term};
-use tenure_proto::convert::{name, partition, partition_to_wire};
+use tenure_proto::convert::{epoch, name, partition, partition_to_wire};
 use tenure_proto::v1;
 use tonic::{Request, Response, Status};
 
@@ -60,6 +60,36 @@ impl v1::operator_server::Operator for Services {
         };
         let group = drain.group.clone();
         Ok(self.operate(&group, Command::DrainMember(drain), dry_run).await?)
+    }
+
+    async fn raise_epoch_floor(
+        &self,
+        request: Request<v1::RaiseEpochFloorRequest>,
+    ) -> Result<Response<v1::RaiseEpochFloorResponse>, Status> {
+        let wire = request.get_ref();
+        let (operator, dry_run) = edge::operator(wire.context.as_ref()).map_err(Refusal::from)?;
+        let floor = epoch("floor", wire.floor).map_err(Refusal::from)?;
+        self.at_leader().await?;
+        self.linearize().await?;
+        let counter = self.0.raft.with_machine(|machine| machine.state().epoch_counter);
+        edge::floor(floor, counter).map_err(Refusal::from)?;
+        if dry_run {
+            return Ok(Response::new(v1::RaiseEpochFloorResponse {
+                request_id: operator.request.to_string(),
+                epoch_counter: counter.max(floor.get()),
+                index: self.0.raft.with_machine(|machine| machine.state().applied.0),
+            }));
+        }
+        let command = Command::RaiseEpochFloor { operator, floor };
+        let verdict = self.0.proposer.propose(command).await.map_err(Refusal::from)?;
+        let Reply::Operated { request, .. } = verdict.result().map_err(Refusal::from)? else {
+            return Err(unexpected("request of an operator").into());
+        };
+        Ok(Response::new(v1::RaiseEpochFloorResponse {
+            request_id: request.to_string(),
+            epoch_counter: self.0.raft.with_machine(|machine| machine.state().epoch_counter),
+            index: verdict.index.0,
+        }))
     }
 }
 

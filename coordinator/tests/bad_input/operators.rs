@@ -79,6 +79,20 @@ async fn malformed_requests_of_operators_and_observers_change_nothing() {
         client.operator.rebalance(wish).await,
     ));
 
+    let raise = |floor| v1::RaiseEpochFloorRequest { context: operator("test"), floor };
+    for (what, floor) in
+        [("floor 0", 0), ("floor overflow", u64::MAX), ("floor too far", (1 << 40) + 1_000_000)]
+    {
+        let answer = client.operator.raise_epoch_floor(raise(floor)).await;
+        cases.push(refused(what, "INVALID_ARGUMENT", answer));
+    }
+    let nameless = v1::RaiseEpochFloorRequest { context: None, floor: 7 };
+    cases.push(refused(
+        "floor without a reason",
+        "INVALID_ARGUMENT",
+        client.operator.raise_epoch_floor(nameless).await,
+    ));
+
     let verify = |group: &str, member: &str, grants| v1::VerifyRequest {
         group: group.to_owned(),
         member: member.to_owned(),

@@ -3,6 +3,10 @@
 //! Each limit is checked where input enters (the conversions of `tenure-proto`) and, where it bounds the
 //! replicated state, once more by the group state machine.
 
+/// How far an epoch floor may be raised above the highest epoch that was given: what is passed over is lost, and 2^53 are
+/// all there are.
+pub const EPOCH_FLOOR_STEP_MAX: u64 = 1 << 40;
+
 /// Longest group, member, instance, topic or sink name, in bytes (Kafka's limit for topics).
 pub const NAME_BYTES_MAX: usize = 249;
 

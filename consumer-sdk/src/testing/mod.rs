@@ -1,9 +1,11 @@
-//! Test kit: a coordinator, a source and a sink in memory, and a clock that follows the runtime's.
+//! Test kit: a coordinator, a source and a sink in memory, a clock that follows the runtime's, and a [`Drill`] that stops
+//! a handler at each of its awaits.
 //!
 //! For tests of handlers and sinks without a network. The coordinator in memory does as it is told and elects,
 //! expires and replicates nothing.
 
 mod coordinator;
+mod drill;
 
 use tenure_model::{
     Clock, Epoch, GroupId, Index, MemberId, Partition, PartitionIndex, Tick, TopicId, TopicName,
@@ -11,6 +13,7 @@ use tenure_model::{
 use tokio::time::Instant;
 
 pub use self::coordinator::MemoryCoordinator;
+pub use self::drill::{Drill, DrillReport, Fault, STOPS_MAX};
 use crate::grant::{Grant, Resource};
 use crate::lease::Lease;
 pub use crate::memory::{MemoryRow, MemorySink, MemorySource, MemoryWriter};

@@ -308,6 +308,63 @@ async fn call_that_may_have_happened_is_not_repeated_unless_that_is_safe() {
     assert_eq!(node.change(|state| state.calls), 1);
 }
 
+/// A raft leader that answers commits late, a follower that knows it, and who comes after it.
+fn late_leader(delay: Duration) -> (Node, Node, Node, CoordinatorClient) {
+    let [leader, follower, next] = [Node::start(), Node::start(), Node::start()];
+    leader.change(|state| state.commit_delay = delay);
+    follower.change(|state| state.redirect = Some(leader.address.clone()));
+    let addresses = vec![leader.address.clone(), follower.address.clone()];
+    (leader, follower, next, CoordinatorClient::new(addresses))
+}
+
+#[tokio::test]
+async fn raft_leader_that_stands_still_holds_a_commit_up_until_another_is_known_and_no_longer() {
+    let (leader, follower, next, client) = late_leader(WAIT);
+    let (group, member) = names();
+    let asked = Instant::now();
+    let elected = async {
+        while follower.change(|state| state.calls) < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        follower.change(|state| state.redirect = Some(next.address.clone()));
+        asked.elapsed()
+    };
+    let commits = vec![offset(0, 4)];
+    let commit = client.commit(&group, &member, commits.clone(), WAIT);
+    let (verdicts, elected_after) = tokio::join!(commit, elected);
+    let took = asked.elapsed();
+    assert_eq!(verdicts.unwrap(), [Ok(())]);
+    // A pause between two questions is 400 ms at most.
+    assert!(took < elected_after + Duration::from_secs(1), "{took:?} {elected_after:?}");
+    assert_eq!(leader.change(|state| state.calls), 1, "nobody asked it again");
+    client.commit(&group, &member, commits, WAIT).await.unwrap();
+    assert_eq!(next.change(|state| state.calls), 2, "it is remembered");
+}
+
+#[tokio::test]
+async fn slow_raft_leader_gets_a_commit_once() {
+    let (leader, follower, _next, client) = late_leader(Duration::from_secs(2));
+    let (group, member) = names();
+    let verdicts = client.commit(&group, &member, vec![offset(0, 4)], WAIT).await.unwrap();
+    assert_eq!(verdicts, [Ok(())]);
+    assert_eq!(leader.change(|state| state.commits.len()), 1);
+    assert!(follower.change(|state| state.calls) > 1, "it was asked meanwhile");
+}
+
+#[tokio::test]
+async fn call_that_must_not_be_repeated_goes_nowhere_else_while_a_node_is_silent() {
+    let (leader, follower, _next, client) = late_leader(WAIT);
+    let answer = client
+        .call(Repeat::OnlyWhenNothingHappened, Duration::from_secs(2), |channel| async move {
+            let mut client = v1::offsets_client::OffsetsClient::new(channel);
+            client.commit(v1::CommitRequest::default()).await
+        })
+        .await;
+    assert!(matches!(answer, Err(CallError::Unknown { attempts: 1, .. })), "{answer:?}");
+    assert_eq!(leader.change(|state| state.calls), 1);
+    assert_eq!(follower.change(|state| state.calls), 0);
+}
+
 #[tokio::test]
 async fn refusal_is_final_and_silence_is_never_a_no() {
     let node = Node::start();

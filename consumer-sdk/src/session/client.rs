@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tenure_model::{
     CommitSequence, Epoch, ErrorCode, GroupId, MemberId, NextOffset, Partition, RequestId,
     RetryClass, TopicName, limits,
 };
 use tenure_proto::convert::partition_to_wire;
-use tenure_proto::{error_of_status, v1};
+use tenure_proto::v1;
+use tokio::time::Instant;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use super::attempts::{Attempts, Failure, PAUSE_MAX};
+use super::connect::Dial;
+use super::nodes::Nodes;
 use super::retry::Backoff;
 use super::wire;
 
@@ -27,11 +31,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Keep-alive of idle connections: a peer that is gone without a word is noticed within two of these.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// Longest pause between two attempts: an election takes a second or two, and nobody should wait much longer for it.
-const PAUSE_MAX: Duration = Duration::from_millis(400);
+/// That wait at a node that has just gone silent, see [`Nodes::is_probed`].
+const PROBE_MAX: Duration = Duration::from_millis(500);
 
-/// Redirects followed at once, one after the other; further ones wait like any other failure.
-const REDIRECTS_MAX: u32 = 3;
+/// After so long without an answer the other nodes are asked whether they know another raft leader. Much longer than a
+/// commit takes, and shorter than an election with the wait before it.
+const PATIENCE: Duration = Duration::from_millis(800);
 
 /// Client for the coordinator's unary calls. Cheap to clone; clones share connections and what is known of the raft
 /// leader.
@@ -44,16 +49,14 @@ pub struct CoordinatorClient {
 }
 
 struct Shared {
-    nodes: Vec<String>,
     state: Mutex<State>,
+    dial: Option<Dial>,
 }
 
-#[derive(Default)]
 struct State {
-    /// Where the last answer came from, or where a node said that the raft leader is.
-    leader: Option<String>,
-    /// Next of `nodes` to try while the raft leader is not known.
-    next_node: usize,
+    /// Where calls go: where the last answer came from, or where a node said that the raft leader is.
+    current: String,
+    nodes: Nodes,
     channels: BTreeMap<String, Channel>,
 }
 
@@ -140,9 +143,10 @@ pub enum CallError {
 
 impl fmt::Debug for CoordinatorClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
         f.debug_struct("CoordinatorClient")
-            .field("nodes", &self.shared.nodes)
-            .field("leader", &self.lock().leader)
+            .field("nodes", &state.nodes)
+            .field("current", &state.current)
             .finish_non_exhaustive()
     }
 }
@@ -151,8 +155,20 @@ impl CoordinatorClient {
     /// Client for the nodes at `coordinators` (`host:port`); connects at the first call.
     #[must_use]
     pub fn new(coordinators: Vec<String>) -> Self {
-        let shared = Shared { nodes: coordinators, state: Mutex::default() };
-        Self { shared: Arc::new(shared) }
+        Self::dialling(coordinators, None)
+    }
+
+    /// As [`CoordinatorClient::new`], with connections made by `dial`. For simulations; not an interface.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn over(coordinators: Vec<String>, dial: Dial) -> Self {
+        Self::dialling(coordinators, Some(dial))
+    }
+
+    pub(super) fn dialling(coordinators: Vec<String>, dial: Option<Dial>) -> Self {
+        let mut nodes = Nodes::new(coordinators);
+        let state = State { current: nodes.next(), nodes, channels: BTreeMap::new() };
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), dial }) }
     }
 
     /// Commits offsets; one verdict each, in order. Repeats itself until `deadline` has passed.
@@ -316,36 +332,90 @@ impl CoordinatorClient {
     {
         let mut attempts = Attempts::new(deadline);
         loop {
-            let address = self.target();
-            let failure = match self.attempt(&address, attempts.left(), &send).await {
-                Ok(answer) => {
-                    self.lock().leader = Some(address);
+            let address = self.lock().current.clone();
+            let failure = match self.attempt(&address, attempts.left(), repeat, &send).await {
+                Ok((answer, by)) => {
+                    self.found_leader(&by);
                     return Ok(answer);
                 }
                 Err(failure) => failure,
             };
-            self.learn(&address, &failure);
             tracing::debug!(address, code = %failure.refused.code, error = failure.refused.message, "call failed");
+            self.lock().learn(&address, &failure);
             if let Some(pause) = attempts.next(failure, repeat)? {
                 tokio::time::sleep(pause).await;
             }
         }
     }
 
-    async fn attempt<T, F, S>(&self, address: &str, left: Duration, send: &S) -> Result<T, Failure>
+    /// Asks one node; gives the answer, and who gave it.
+    ///
+    /// While the node says nothing, the others are asked as well, where a repetition does no harm.
+    async fn attempt<T, F, S>(
+        &self,
+        address: &str,
+        left: Duration,
+        repeat: Repeat,
+        send: &S,
+    ) -> Result<(T, String), Failure>
     where
         S: Fn(Channel) -> F,
         F: Future<Output = Result<T, Status>>,
     {
-        let connect = tokio::time::timeout(CONNECT_MAX.min(left), self.channel(address));
+        let is_probed = self.lock().nodes.is_probed(address);
+        let longest = if is_probed { PROBE_MAX } else { ATTEMPT_MAX };
+        let asked = self.ask(address, longest.min(left), send);
+        match repeat {
+            Repeat::OnlyWhenNothingHappened => Ok((asked.await?, address.to_owned())),
+            Repeat::Safe => tokio::select! {
+                biased;
+                answer = asked => Ok((answer?, address.to_owned())),
+                answer = self.look_around(address, send) => answer,
+            },
+        }
+    }
+
+    /// Asks the others once `silent` has said nothing for a while, until one of them answers or names another raft
+    /// leader.
+    async fn look_around<T, F, S>(&self, silent: &str, send: &S) -> Result<(T, String), Failure>
+    where
+        S: Fn(Channel) -> F,
+        F: Future<Output = Result<T, Status>>,
+    {
+        tokio::time::sleep(PATIENCE).await;
+        let others = self.lock().nodes.others(silent);
+        let mut backoff = Backoff::new(rand::random(), PAUSE_MAX);
+        for other in others.iter().cycle() {
+            let failure = match self.ask(other, PROBE_MAX, send).await {
+                Ok(answer) => return Ok((answer, other.clone())),
+                Err(failure) => failure,
+            };
+            if failure.refused.code.retry_class() == RetryClass::Never {
+                return Err(failure.instead_of(silent, other));
+            }
+            if let Some(leader) = failure.leader.clone().filter(|leader| leader != silent) {
+                return Err(failure.instead_of(silent, &leader));
+            }
+            tokio::time::sleep(backoff.pause()).await;
+        }
+        // Nobody else to ask.
+        std::future::pending().await
+    }
+
+    async fn ask<T, F, S>(&self, address: &str, limit: Duration, send: &S) -> Result<T, Failure>
+    where
+        S: Fn(Channel) -> F,
+        F: Future<Output = Result<T, Status>>,
+    {
+        let connect = tokio::time::timeout(CONNECT_MAX.min(limit), self.channel(address));
         let channel = match connect.await {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => return Err(Failure::unreachable(address, &error)),
-            Err(_elapsed) => return Err(Failure::unreachable(address, "no connection in time")),
+            Err(_elapsed) => return Err(Failure::unconnected(address)),
         };
-        match tokio::time::timeout(ATTEMPT_MAX.min(left), send(channel)).await {
+        match tokio::time::timeout(limit, send(channel)).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(status)) => Err(Failure::answered(&status)),
+            Ok(Err(status)) => Err(Failure::answered(address, &status)),
             Err(_elapsed) => Err(Failure::silent(address)),
         }
     }
@@ -354,38 +424,18 @@ impl CoordinatorClient {
         if let Some(channel) = self.lock().channels.get(address) {
             return Ok(channel.clone());
         }
-        let channel = super::connect::connect(address, CONNECT_MAX, KEEP_ALIVE).await?;
+        let dial = self.shared.dial.as_ref();
+        let channel = super::connect::connect(address, CONNECT_MAX, KEEP_ALIVE, dial).await?;
         self.lock().channels.insert(address.to_owned(), channel.clone());
         Ok(channel)
-    }
-
-    /// Where the next attempt goes.
-    fn target(&self) -> String {
-        let state = self.lock();
-        let known = state.leader.clone();
-        known.or_else(|| self.shared.nodes.get(state.next_node).cloned()).unwrap_or_default()
-    }
-
-    /// Keeps what a failed attempt told about the nodes.
-    fn learn(&self, address: &str, failure: &Failure) {
-        let mut state = self.lock();
-        if failure.is_transport {
-            // A fresh connection resolves the name again.
-            state.channels.remove(address);
-        }
-        if failure.refused.code.retry_class() == RetryClass::Never {
-            return;
-        }
-        state.leader = failure.leader.clone().filter(|leader| leader != address);
-        if state.leader.is_none() {
-            state.next_node = (state.next_node + 1) % self.shared.nodes.len().max(1);
-        }
     }
 
     /// Notes where the raft leader is.
     pub(super) fn found_leader(&self, address: &str) {
         if !address.is_empty() {
-            self.lock().leader = Some(address.to_owned());
+            let mut state = self.lock();
+            address.clone_into(&mut state.current);
+            state.nodes.heard();
         }
     }
 
@@ -394,97 +444,25 @@ impl CoordinatorClient {
     }
 }
 
-/// One failed attempt.
-struct Failure {
-    refused: Refused,
-    /// Where the raft leader is, by the node that was asked.
-    leader: Option<String>,
-    /// The connection itself is in doubt.
-    is_transport: bool,
-}
-
-impl Failure {
-    fn unreachable(address: &str, error: impl fmt::Display) -> Self {
-        // Nothing was sent: as certain as a node's own word that there is no raft leader.
-        let message = format!("{address} is not reachable: {error}");
-        Self {
-            refused: Refused { code: ErrorCode::NoLeader, message, current_epoch: None },
-            leader: None,
-            is_transport: true,
+impl State {
+    /// Keeps what a failed attempt at `asked` told about the nodes.
+    fn learn(&mut self, asked: &str, failure: &Failure) {
+        if let Some(broken) = &failure.broken {
+            // A fresh connection resolves the name again.
+            self.channels.remove(broken);
         }
-    }
-
-    fn silent(address: &str) -> Self {
-        let message = format!("{address} did not answer in time");
-        Self {
-            refused: Refused { code: ErrorCode::Unknown, message, current_epoch: None },
-            leader: None,
-            is_transport: true,
+        let is_no = failure.refused.code.retry_class() == RetryClass::Never;
+        // Of calls that failed together the first one moves the others: what they say is older.
+        if (is_no && failure.silent.is_none()) || self.current != asked {
+            return;
         }
-    }
-
-    fn answered(status: &Status) -> Self {
-        let error = error_of_status(status);
-        let refused = wire::refused(&error);
-        let leader = Some(error.leader_address).filter(|address| !address.is_empty());
-        let is_transport = refused.code == ErrorCode::Unknown;
-        Self { refused, leader, is_transport }
-    }
-}
-
-/// Attempts of one call.
-struct Attempts {
-    started: Instant,
-    deadline: Duration,
-    made: u32,
-    redirects: u32,
-    /// Whether one of them may have happened.
-    in_doubt: bool,
-    backoff: Backoff,
-}
-
-impl Attempts {
-    fn new(deadline: Duration) -> Self {
-        let backoff = Backoff::new(rand::random(), PAUSE_MAX);
-        Self { started: Instant::now(), deadline, made: 0, redirects: 0, in_doubt: false, backoff }
-    }
-
-    fn left(&self) -> Duration {
-        self.deadline.saturating_sub(self.started.elapsed())
-    }
-
-    /// Whether and when to try again: nothing is "at once".
-    fn next(&mut self, failure: Failure, repeat: Repeat) -> Result<Option<Duration>, CallError> {
-        self.made += 1;
-        let redirected = failure.leader.is_some();
-        match failure.refused.code.retry_class() {
-            // An earlier attempt may have happened; this no is about the state after it.
-            RetryClass::Never => return Err(failure.refused.into()),
-            RetryClass::OtherNode | RetryClass::AfterBackoff => {}
-            RetryClass::Unknown => {
-                self.in_doubt = true;
-                if repeat == Repeat::OnlyWhenNothingHappened {
-                    return Err(self.give_up(failure.refused));
-                }
-            }
+        if let Some(silent) = &failure.silent {
+            self.nodes.give_up(silent);
         }
-        if redirected && self.redirects < REDIRECTS_MAX && !self.left().is_zero() {
-            self.redirects += 1;
-            return Ok(None);
-        }
-        let pause = self.backoff.pause();
-        if pause >= self.left() {
-            return Err(self.give_up(failure.refused));
-        }
-        Ok(Some(pause))
-    }
-
-    fn give_up(&self, last: Refused) -> CallError {
-        if self.in_doubt {
-            CallError::Unknown { attempts: self.made, last: last.to_string() }
-        } else {
-            CallError::Refused(last)
-        }
+        self.current = match &failure.leader {
+            Some(leader) if leader != asked => leader.clone(),
+            Some(_) | None => self.nodes.next(),
+        };
     }
 }
 
@@ -499,4 +477,48 @@ fn same_count(asked: usize, answered: usize) -> Result<(), CallError> {
 
 fn malformed(problem: tenure_proto::convert::Malformed) -> CallError {
     CallError::Unknown { attempts: 1, last: format!("malformed answer: {problem}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        let client = CoordinatorClient::new(vec!["a".into(), "b".into(), "c".into()]);
+        let shared = Arc::into_inner(client.shared).unwrap();
+        shared.state.into_inner().unwrap()
+    }
+
+    fn not_leader(asked: &str, leader: &str) -> Failure {
+        let status = tenure_proto::status_of_error(ErrorCode::NotLeader, "not the leader", leader);
+        Failure::answered(asked, &status)
+    }
+
+    #[test]
+    fn calls_that_failed_together_at_a_silent_node_move_on_once() {
+        let mut state = state();
+        for _ in 0..16 {
+            state.learn("a", &Failure::silent("a"));
+        }
+        assert_eq!(state.current, "b");
+        assert!(state.nodes.is_probed("a"), "it was given up once");
+    }
+
+    #[test]
+    fn failure_of_a_call_that_began_earlier_does_not_hide_the_raft_leader() {
+        let mut state = state();
+        state.learn("a", &not_leader("b", "c").instead_of("a", "c"));
+        assert_eq!(state.current, "c");
+        state.learn("a", &Failure::silent("a"));
+        assert_eq!(state.current, "c");
+    }
+
+    #[test]
+    fn node_that_others_still_name_gets_a_short_wait() {
+        let mut state = state();
+        state.learn("a", &Failure::silent("a"));
+        state.learn("b", &not_leader("b", "a"));
+        assert_eq!(state.current, "a");
+        assert!(state.nodes.is_probed("a"));
+    }
 }

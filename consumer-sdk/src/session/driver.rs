@@ -10,10 +10,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Channel;
 
 use super::client::CoordinatorClient;
 use super::config::SessionConfig;
-use super::connect::connect;
+use super::connect::{Dial, connect};
 use super::event::{EndCause, SessionEvent};
 use super::handle::{Order, SessionHandle, View, ViewState};
 use super::machine::{Act, Granted, Input, LeaseChange, Machine, Output, Settings};
@@ -46,18 +47,8 @@ impl Session {
     /// Settings that contradict each other end it at once, with `INVALID_ARGUMENT`.
     #[must_use]
     pub fn start(config: SessionConfig) -> (SessionHandle, mpsc::UnboundedReceiver<SessionEvent>) {
-        let (events, events_seen) = mpsc::unbounded_channel();
-        let (orders, orders_taken) = mpsc::unbounded_channel();
-        let member = config.member.clone().unwrap_or_else(random_member);
-        let state = RwLock::new(ViewState { member: member.clone(), lease_ends_at: None });
-        let view = Arc::new(View { clock: Arc::clone(&config.clock), state });
-        let client = CoordinatorClient::new(config.coordinators.clone());
-        let handle = SessionHandle::new(orders, Arc::clone(&view), client.clone());
-        if let Err(message) = check(&config) {
-            let code = ErrorCode::InvalidArgument;
-            say(&events, SessionEvent::Ended { cause: EndCause::Refused { code, message } });
-            return (handle, events_seen);
-        }
+        let Prepared { handle, events_seen, events, driver } = Prepared::new(config, None);
+        let Some(driver) = driver else { return (handle, events_seen) };
         let failed = events.clone();
         let started =
             std::thread::Builder::new().name("tenure-session".to_owned()).spawn(move || {
@@ -70,7 +61,6 @@ impl Session {
                             return say(&events, SessionEvent::Ended { cause });
                         }
                     };
-                let driver = Driver::new(config, member, events, orders_taken, view, client);
                 runtime.block_on(driver.run());
                 // A look-up of a name may still hang; nobody waits for it.
                 runtime.shutdown_background();
@@ -80,6 +70,56 @@ impl Session {
             say(&failed, SessionEvent::Ended { cause });
         }
         (handle, events_seen)
+    }
+
+    /// As [`Session::start`], on the caller's runtime and over connections made by `dial`: the future is the session.
+    /// For simulations, whose time is their own; not an interface.
+    #[doc(hidden)]
+    pub fn prepare(
+        config: SessionConfig,
+        dial: Dial,
+    ) -> (SessionHandle, mpsc::UnboundedReceiver<SessionEvent>, impl Future<Output = ()>) {
+        let Prepared { handle, events_seen, driver, .. } = Prepared::new(config, Some(dial));
+        let run = async {
+            if let Some(driver) = driver {
+                driver.run().await;
+            }
+        };
+        (handle, events_seen, run)
+    }
+}
+
+/// A session that does not run yet.
+struct Prepared {
+    handle: SessionHandle,
+    events_seen: mpsc::UnboundedReceiver<SessionEvent>,
+    events: mpsc::UnboundedSender<SessionEvent>,
+    /// Nothing when the settings contradict each other, which was said.
+    driver: Option<Box<Driver>>,
+}
+
+impl Prepared {
+    fn new(config: SessionConfig, dial: Option<Dial>) -> Self {
+        let (events, events_seen) = mpsc::unbounded_channel();
+        let (orders, orders_taken) = mpsc::unbounded_channel();
+        let member = config.member.clone().unwrap_or_else(random_member);
+        let state = RwLock::new(ViewState { member: member.clone(), lease_ends_at: None });
+        let view = Arc::new(View { clock: Arc::clone(&config.clock), state });
+        let client = CoordinatorClient::dialling(config.coordinators.clone(), dial.clone());
+        let handle = SessionHandle::new(orders, Arc::clone(&view), client.clone());
+        let driver = match check(&config) {
+            Ok(()) => {
+                let told = events.clone();
+                let driver = Driver::new(config, member, told, orders_taken, view, client, dial);
+                Some(Box::new(driver))
+            }
+            Err(message) => {
+                let code = ErrorCode::InvalidArgument;
+                say(&events, SessionEvent::Ended { cause: EndCause::Refused { code, message } });
+                None
+            }
+        };
+        Self { handle, events_seen, events, driver }
     }
 }
 
@@ -122,12 +162,16 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    fn open(address: String, timeout: Duration, keep_alive: Duration) -> Self {
+    fn open(address: String, timeout: Duration, keep_alive: Duration, dial: Option<Dial>) -> Self {
         // No limit of its own: what does not get through ends the connection within 1.5 intervals.
         let (up, ups) = mpsc::unbounded_channel();
         let (downs, down) = mpsc::channel(DOWN_MAX);
         let task = tokio::spawn(async move {
-            let last = carry(&address, timeout, keep_alive, ups, &downs).await;
+            let connecting = connect(&address, timeout, keep_alive, dial.as_ref());
+            let last = match connecting.await {
+                Ok(channel) => carry(channel, ups, &downs).await,
+                Err(error) => Input::ConnectFailed { error: format!("{address}: {error}") },
+            };
             // Nobody waits for a connection that was given up.
             let _sent = downs.send(last).await;
         });
@@ -137,16 +181,10 @@ impl Connection {
 
 /// Carries messages until the connection ends; answers how it ended.
 async fn carry(
-    address: &str,
-    timeout: Duration,
-    keep_alive: Duration,
+    channel: Channel,
     ups: mpsc::UnboundedReceiver<v1::SessionUp>,
     downs: &mpsc::Sender<Input>,
 ) -> Input {
-    let channel = match connect(address, timeout, keep_alive).await {
-        Ok(channel) => channel,
-        Err(error) => return Input::ConnectFailed { error: format!("{address}: {error}") },
-    };
     if downs.send(Input::Connected).await.is_err() {
         return Input::Disconnected { error: None };
     }
@@ -191,6 +229,7 @@ struct Driver {
     leave_by: Option<Instant>,
     /// Dropped with the driver: tells those who wait for the leave.
     leaving: Vec<oneshot::Sender<()>>,
+    dial: Option<Dial>,
 }
 
 impl Driver {
@@ -201,6 +240,7 @@ impl Driver {
         orders: mpsc::UnboundedReceiver<Order>,
         view: Arc<View>,
         client: CoordinatorClient,
+        dial: Option<Dial>,
     ) -> Self {
         let machine = Machine::new(Settings {
             coordinators: config.coordinators.clone(),
@@ -229,6 +269,7 @@ impl Driver {
             leases: BTreeMap::new(),
             leave_by: None,
             leaving: Vec::new(),
+            dial,
         }
     }
 
@@ -345,7 +386,8 @@ impl Driver {
     fn connect(&mut self, address: String) {
         let keep_alive = (self.config.lease.ttl() / 4).max(Duration::from_millis(100));
         let timeout = CONNECT_MAX.min(keep_alive.max(Duration::from_millis(250)));
-        self.connection = Some(Connection::open(address, timeout, keep_alive));
+        let dial = self.dial.clone();
+        self.connection = Some(Connection::open(address, timeout, keep_alive, dial));
     }
 
     fn granted(&mut self, granted: Granted) {

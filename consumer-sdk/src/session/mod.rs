@@ -3,6 +3,7 @@
 //! [`machine`] decides and does no IO; the driver runs it on a thread of its own, so that no handler, sink or Kafka
 //! client can delay a heartbeat; [`CoordinatorClient`] makes the unary calls.
 
+mod attempts;
 mod client;
 mod config;
 mod connect;
@@ -10,6 +11,7 @@ mod driver;
 mod event;
 mod handle;
 pub mod machine;
+mod nodes;
 mod retry;
 mod wire;
 
@@ -18,6 +20,8 @@ pub use client::{
     VerifyOk,
 };
 pub use config::SessionConfig;
+#[doc(hidden)]
+pub use connect::Dial;
 pub use driver::Session;
 pub use event::{EndCause, LostCause, Phase, Preparing, ReleaseReason, SessionEvent};
 pub use handle::SessionHandle;

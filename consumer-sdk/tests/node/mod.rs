@@ -29,6 +29,8 @@ pub(crate) struct State {
     pub(crate) releases_cut: u32,
     /// Loses the answers of this many commits after they happened.
     pub(crate) commits_lost: u32,
+    /// Answers commits that much later.
+    pub(crate) commit_delay: Duration,
     /// Everything that came, in order.
     pub(crate) seen: Vec<(Instant, Up)>,
     pub(crate) commits: Vec<v1::OffsetCommit>,
@@ -206,12 +208,13 @@ impl Offsets for Node {
             }),
         });
         let verdicts = verdicts.collect();
-        let is_lost = self.change(|state| {
+        let (is_lost, delay) = self.change(|state| {
             state.commits.extend(commits);
             let is_lost = state.commits_lost > 0;
             state.commits_lost = state.commits_lost.saturating_sub(1);
-            is_lost
+            (is_lost, state.commit_delay)
         });
+        tokio::time::sleep(delay).await;
         if is_lost {
             return Err(Status::unavailable("the answer is lost"));
         }

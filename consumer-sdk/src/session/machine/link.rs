@@ -8,6 +8,7 @@ use tenure_proto::convert::{Malformed, group_settings_to_wire};
 use tenure_proto::v1;
 
 use super::{Machine, Output};
+use crate::session::nodes::Nodes;
 use crate::session::wire;
 
 /// Redirects followed at once, one after the other; further ones wait like any other failure.
@@ -19,9 +20,6 @@ const JOIN_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_
 /// Bounds of that wait at a node that has just gone silent: half a heartbeat interval within these. A node that does not
 /// know yet that the raft leader stands still sends members back to it.
 const PROBE_WAIT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
-
-/// Short waits at a node that has gone silent; after them it gets the usual one, for it may be slow.
-const PROBES_MAX: u32 = 2;
 
 /// Heartbeats without an answer that are remembered; an answer to an older one extends nothing.
 const HEARTBEATS_MAX: usize = 64;
@@ -92,85 +90,45 @@ impl Link {
     }
 }
 
-/// Nodes, in the order in which they are tried.
+/// Where the next connection goes.
 #[derive(Debug)]
 pub(super) struct Addresses {
-    nodes: Vec<String>,
-    next: usize,
+    nodes: Nodes,
     /// Where a node said that the raft leader is.
     pub(super) leader: Option<String>,
     /// The node of the last stream that was joined.
     joined_at: Option<String>,
     /// What was taken last.
     taken: Option<String>,
-    /// The node that was given up because it said nothing.
-    silent: Option<Silent>,
     redirects: u32,
-}
-
-#[derive(Debug)]
-struct Silent {
-    address: String,
-    /// How many more times it gets a short wait only.
-    probes: u32,
-    /// It comes last in its round, once.
-    is_skipped: bool,
 }
 
 impl Addresses {
     pub(super) const fn new(nodes: Vec<String>) -> Self {
-        Self {
-            nodes,
-            next: 0,
-            leader: None,
-            joined_at: None,
-            taken: None,
-            silent: None,
-            redirects: 0,
-        }
+        let nodes = Nodes::new(nodes);
+        Self { nodes, leader: None, joined_at: None, taken: None, redirects: 0 }
     }
 
     pub(super) fn take(&mut self) -> String {
         let address = match self.leader.take() {
             Some(leader) => leader,
-            None => self.next_node(),
+            None => self.nodes.next(),
         };
         self.taken = Some(address.clone());
         address
     }
 
-    fn next_node(&mut self) -> String {
-        let address = self.nodes.get(self.next).cloned().unwrap_or_default();
-        self.next = (self.next + 1) % self.nodes.len().max(1);
-        match &mut self.silent {
-            Some(silent) if silent.address == address && !silent.is_skipped => {
-                silent.is_skipped = true;
-                self.next_node()
-            }
-            Some(_) | None => address,
-        }
-    }
-
     /// The node taken last has said nothing for too long.
     pub(super) fn give_up(&mut self) {
-        let Some(address) = self.taken.clone() else { return };
-        match &mut self.silent {
-            Some(silent) if silent.address == address => {
-                silent.probes = silent.probes.saturating_sub(1);
-            }
-            Some(_) | None => {
-                self.silent = Some(Silent { address, probes: PROBES_MAX, is_skipped: false });
-            }
+        if let Some(address) = &self.taken {
+            self.nodes.give_up(address);
         }
     }
 
     /// How long the node taken last may take to connect, and again to answer the join.
     pub(super) fn wait(&self, lengths: &LeaseSettings) -> Duration {
         let interval = lengths.heartbeat_interval();
-        let is_probed = self.silent.as_ref().is_some_and(|silent| {
-            silent.probes > 0 && self.taken.as_ref() == Some(&silent.address)
-        });
-        if is_probed {
+        if self.taken.as_ref().is_some_and(|taken| self.nodes.is_probed(taken)) {
             (interval / 2).clamp(PROBE_WAIT.0, PROBE_WAIT.1)
         } else {
             (interval / 2 * 3).clamp(JOIN_WAIT.0, JOIN_WAIT.1)
@@ -353,7 +311,7 @@ impl Machine {
         }
         self.lengths = lengths;
         self.addresses.redirects = 0;
-        self.addresses.silent = None;
+        self.addresses.nodes.heard();
         if !joined.node_address.is_empty() {
             self.addresses.joined_at = Some(joined.node_address.clone());
             out.push(Output::LeaderFound { address: joined.node_address });

@@ -7,7 +7,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::transport::server::Connected;
@@ -30,13 +29,13 @@ impl PeerClosed {
 }
 
 /// A client's connection.
-pub(crate) struct Connection {
-    stream: TcpStream,
+pub(crate) struct Connection<S> {
+    stream: S,
     closed: PeerClosed,
 }
 
-impl Connection {
-    pub(crate) fn new(stream: TcpStream) -> Self {
+impl<S> Connection<S> {
+    pub(crate) fn new(stream: S) -> Self {
         Self { stream, closed: PeerClosed::default() }
     }
 
@@ -48,7 +47,7 @@ impl Connection {
     }
 }
 
-impl Connected for Connection {
+impl<S> Connected for Connection<S> {
     type ConnectInfo = PeerClosed;
 
     fn connect_info(&self) -> PeerClosed {
@@ -56,7 +55,7 @@ impl Connected for Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -71,7 +70,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -106,11 +105,11 @@ impl AsyncWrite for Connection {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    async fn pair() -> (TcpStream, Connection) {
+    async fn pair() -> (TcpStream, Connection<TcpStream>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();

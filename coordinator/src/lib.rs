@@ -5,6 +5,7 @@ mod connection;
 pub mod digests;
 mod driver;
 mod grpc;
+mod in_place;
 #[doc(hidden)]
 pub mod lease;
 pub mod machine;
@@ -26,6 +27,9 @@ mod view;
 pub mod parts {
     pub use crate::driver::{deadlines, leading, places, reign, serving, session, settle};
     pub use crate::grpc::{edge, judge, refusal, verify};
+    pub use crate::in_place::block_in_place;
+    pub use crate::node::{Door, Ground};
+    pub use crate::raft::Dial;
 }
 
 pub use node::{Node, StartError};

@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use tenure_model::Clock;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 
 use crate::clock::BootClock;
 use crate::connection::Connection;
@@ -23,7 +24,7 @@ use crate::driver::{Driver, Parts};
 use crate::grpc::{Services, Signer};
 use crate::machine::GroupMachine;
 use crate::raft::{
-    NodeAddresses, NodeId, OpenError, RaftNode, RaftSettings, RaftTuning, Start, StopReason,
+    Dial, NodeAddresses, NodeId, OpenError, RaftNode, RaftSettings, RaftTuning, Start, StopReason,
 };
 use crate::settings::{NodeSettings, NodeSettingsError, StartMode};
 use crate::versions::Keeper;
@@ -67,6 +68,30 @@ pub enum StartError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
+/// What a node stands on: a clock, who comes in, and how it reaches the other nodes. A simulation has its own.
+#[doc(hidden)]
+pub struct Ground<C, R> {
+    /// Steady clock.
+    pub clock: Arc<dyn Clock>,
+    /// Connections of members and operators.
+    pub clients: Door<C>,
+    /// Connections of other nodes.
+    pub others: Door<R>,
+    /// In place of TCP towards the other nodes.
+    pub dial: Option<Dial>,
+    /// HTTP/2 keepalive towards clients: pause before a ping, and wait for its answer; nothing: no pings.
+    pub keepalive: Option<Duration>,
+}
+
+/// Connections as they come in at one address.
+#[doc(hidden)]
+pub struct Door<I> {
+    /// The address, with the port that was taken.
+    pub address: SocketAddr,
+    /// Ends or fails only with the listener.
+    pub incoming: I,
+}
+
 /// A running node. Stops when dropped; [`Node::shutdown`] stops it in order.
 pub struct Node {
     raft: RaftNode<GroupMachine>,
@@ -86,22 +111,40 @@ impl Node {
     /// [`StartError`]; nothing is running then.
     pub async fn start(settings: NodeSettings) -> Result<Self, StartError> {
         settings.validate()?;
-        let signer = Arc::new(signer(&settings)?);
         let clients = listen(settings.client_listen).await?;
         let others = listen(settings.raft_listen).await?;
-        let address = |listener: &TcpListener, address| {
-            listener.local_addr().map_err(|source| StartError::Listen { address, source })
-        };
-        let client_address = address(&clients, settings.client_listen)?;
-        let raft_address = address(&others, settings.raft_listen)?;
+        let clock = Arc::new(BootClock);
+        let ground = Ground { clock, clients, others, dial: None, keepalive: Some(KEEPALIVE) };
+        Self::start_on(settings, ground).await
+    }
+
+    /// As [`Node::start`], on what it is given. For simulations; not an interface.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`].
+    #[doc(hidden)]
+    pub async fn start_on<C, R, S, T>(
+        settings: NodeSettings,
+        ground: Ground<C, R>,
+    ) -> Result<Self, StartError>
+    where
+        C: Stream<Item = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        R: Stream<Item = io::Result<T>> + Send + 'static,
+        T: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+    {
+        settings.validate()?;
+        let signer = Arc::new(signer(&settings)?);
+        let Ground { clock, clients, others, dial, keepalive } = ground;
+        let (client_address, raft_address) = (clients.address, others.address);
         let raft_settings = raft_settings(&settings, client_address, raft_address);
         let node_address = raft_settings.addresses.client_address.clone();
         let settings = Arc::new(settings);
-        let clock: Arc<dyn Clock> = Arc::new(BootClock);
 
         let machine = GroupMachine::new(Arc::clone(&clock))
             .keeping_silences_at(settings.data_dir.join(SILENCES_FILE));
-        let raft = RaftNode::open_on(others, raft_settings, machine).await?;
+        let raft = RaftNode::open_through(others.incoming, dial, raft_settings, machine).await?;
         let limit = Duration::from_millis(settings.raft.propose_timeout_ms.saturating_mul(2));
         let (proposer, proposing) = Proposer::start(raft.clone(), settings.queues.commands, limit);
         let (handle, driver) = Driver::new(Parts {
@@ -132,11 +175,10 @@ impl Node {
 
         let mut ending = closed.clone();
         let server = Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .http2_keepalive_interval(keepalive)
+            .http2_keepalive_timeout(keepalive)
             .add_routes(routes);
-        let incoming = TcpIncoming::from(clients).with_nodelay(Some(true));
-        let incoming = incoming.map(|accepted| accepted.map(Connection::new));
+        let incoming = clients.incoming.map(|accepted| accepted.map(Connection::new));
         let serving = async move {
             // A sender that is gone means the same as its word.
             let end = async move { drop(ending.wait_for(|closing| *closing).await) };
@@ -207,8 +249,11 @@ impl Drop for Node {
     }
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+async fn listen(address: SocketAddr) -> Result<Door<TcpIncoming>, StartError> {
+    let failed = |source| StartError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok(Door { address, incoming: TcpIncoming::from(listener).with_nodelay(Some(true)) })
 }
 
 fn signer(settings: &NodeSettings) -> Result<Signer, StartError> {

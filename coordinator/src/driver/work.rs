@@ -11,6 +11,7 @@ use super::leading::{self, Lane, Outcome, Proposal};
 use super::proposer::{Proposer, Verdict};
 use super::reign::WaitingMembers;
 use super::{CONFIRM_PAUSE, Driver};
+use crate::in_place::off_thread;
 use crate::machine::GroupMachine;
 use crate::raft::{LinearizeError, ProposeError, RaftNode};
 
@@ -131,6 +132,6 @@ async fn plan_group(
     let Some((group_epoch, input)) = question else { return Err(ProposeError::Unknown) };
     let named = group.clone();
     let install = move || leading::install(&named, group_epoch, &input, line_by_line);
-    let command = tokio::task::spawn_blocking(install).await;
+    let command = off_thread(install).await;
     proposer.propose(command.map_err(|_panic| ProposeError::Unknown)?).await
 }

@@ -16,6 +16,7 @@ use super::machine::Machine;
 use super::service::Library;
 use super::types::{Metrics, NodeId};
 use super::{Leadership, StopReason};
+use crate::in_place::off_thread;
 
 /// How often the size of the log is looked at.
 const SIZE_PERIOD: Duration = Duration::from_millis(500);
@@ -112,9 +113,8 @@ pub(crate) async fn establish<M: Machine>(
         }
     }
     identity.stage = Stage::Established;
-    let written = tokio::task::spawn_blocking(move || file.write(&identity)).await;
-    let written =
-        written.map_err(std::io::Error::other).and_then(|done| done.map_err(std::io::Error::other));
+    let written = off_thread(move || file.write(&identity)).await;
+    let written = written.and_then(|done| done.map_err(std::io::Error::other));
     // The node stops with the next write after a failure.
     drop(failure.check("write identity", written));
 }

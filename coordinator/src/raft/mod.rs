@@ -51,6 +51,8 @@ pub use founding::StartRefused;
 pub use identity::IdentityError;
 pub use machine::{Capture, EntryContext, Fatal, Machine};
 pub use membership::ChangeError;
+#[doc(hidden)]
+pub use network::Dial;
 pub use open::OpenError;
 pub use settings::{RaftSettings, RaftSettingsError, RaftTuning, Start};
 pub use types::{NodeAddresses, NodeId};

@@ -54,6 +54,10 @@ enum Method {
     Ask,
 }
 
+/// Makes a connection of an endpoint at the first call over it, in place of TCP: the seam for simulations.
+#[doc(hidden)]
+pub type Dial = Arc<dyn Fn(Endpoint) -> Channel + Send + Sync>;
+
 /// Connections to the other nodes. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Network {
@@ -63,11 +67,17 @@ pub(crate) struct Network {
     channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
     /// Where each node is found now. The raft library keeps its clients when only an address changes.
     addresses: Arc<Mutex<BTreeMap<NodeId, String>>>,
+    dial: Option<Dial>,
 }
 
 impl Network {
     pub(crate) fn new(wire: Wire, tuning: RaftTuning) -> Self {
-        Self { wire, tuning, channels: Arc::default(), addresses: Arc::default() }
+        let (channels, addresses) = Default::default();
+        Self { wire, tuning, channels, addresses, dial: None }
+    }
+
+    pub(crate) fn dialling(self, dial: Option<Dial>) -> Self {
+        Self { dial, ..self }
     }
 
     /// All calls to `node` go to `address` from now on.
@@ -119,7 +129,11 @@ impl Network {
         let channel = match channels.get(&key) {
             Some(channel) => channel.clone(),
             None => {
-                let channel = self.endpoint(address)?.connect_lazy();
+                let endpoint = self.endpoint(address)?;
+                let channel = match &self.dial {
+                    None => endpoint.connect_lazy(),
+                    Some(dial) => dial(endpoint),
+                };
                 channels.insert(key, channel.clone());
                 channel
             }

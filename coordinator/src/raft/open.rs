@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::Stream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 
 use super::background::{Background, establish, observe, snapshot_by_size, step_down};
 use super::failure::Failure;
@@ -20,12 +22,13 @@ use super::identity::{Identity, IdentityError, IdentityFile, Stage};
 use super::log::Wal;
 use super::machine::{Machine, Replica};
 use super::membership::finish;
-use super::network::{Network, WINDOW_BYTES};
+use super::network::{Dial, Network, WINDOW_BYTES};
 use super::service::{Library, Part, Service};
 use super::settings::{RaftSettings, RaftSettingsError, RaftTuning, Start};
 use super::snapshot::SnapshotStore;
 use super::wire::{Introduction, Wire};
 use super::{Inner, LOG_FOLDER, Leadership, Members, RaftNode, SNAPSHOT_FOLDER};
+use crate::in_place::off_thread;
 
 /// How long closing the listener waits for calls of other nodes to end.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -95,13 +98,28 @@ impl<M: Machine> RaftNode<M> {
         settings: RaftSettings,
         machine: M,
     ) -> Result<Self, OpenError> {
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        Self::open_through(incoming, None, settings, machine).await
+    }
+
+    /// As [`RaftNode::open_on`]: the other nodes come in by `incoming`, and are reached by `dial` if it is given.
+    pub(crate) async fn open_through<I, S>(
+        incoming: I,
+        dial: Option<Dial>,
+        settings: RaftSettings,
+        machine: M,
+    ) -> Result<Self, OpenError>
+    where
+        I: Stream<Item = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+    {
         let config = settings.check()?;
         let file = IdentityFile::new(&settings.folder);
         let (identity, founding) = identify(&file, &settings)?;
         let wire = Wire::new(&settings);
-        let network = Network::new(wire.clone(), settings.tuning);
+        let network = Network::new(wire.clone(), settings.tuning).dialling(dial);
         let service = Service::<M>::new(wire, Introduction::new(&identity, &settings.start));
-        let listening = Listening::start(listener, service.clone(), settings.tuning);
+        let listening = Listening::start(incoming, service.clone(), settings.tuning);
 
         let settled = async {
             let identity = founding.settle(identity, &file, &settings, &network).await?;
@@ -288,15 +306,14 @@ async fn open_storage<M: Machine>(
 ) -> Result<(Wal, Replica<M>), OpenError> {
     let (folder, failure) = (settings.folder.clone(), failure.clone());
     let chunk_bytes = settings.tuning.wal_chunk_bytes;
-    let opened = tokio::task::spawn_blocking(move || {
+    let opened = off_thread(move || {
         let snapshots = SnapshotStore::open(&folder.join(SNAPSHOT_FOLDER))?;
         let replica = Replica::open(machine, snapshots, failure.clone())?;
         let wal = Wal::open(&folder.join(LOG_FOLDER), chunk_bytes, failure)?;
         Ok((wal, replica))
     });
     let storage = |source| OpenError::Storage { folder: settings.folder.clone(), source };
-    let (wal, replica) =
-        opened.await.map_err(io::Error::other).and_then(|done| done).map_err(storage)?;
+    let (wal, replica) = opened.await.and_then(|done| done).map_err(storage)?;
     if identity.stage == Stage::Established && wal.is_fresh().map_err(storage)? {
         return Err(StartRefused::LogLost { node: settings.node }.into());
     }
@@ -310,9 +327,13 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    fn start<M: Machine>(listener: TcpListener, service: Service<M>, tuning: RaftTuning) -> Self {
+    fn start<M, I, S>(incoming: I, service: Service<M>, tuning: RaftTuning) -> Self
+    where
+        M: Machine,
+        I: Stream<Item = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+    {
         let (closing, mut closed) = watch::channel(false);
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let server = Server::builder()
             .http2_keepalive_interval(Some(tuning.keepalive))
             .http2_keepalive_timeout(Some(tuning.keepalive))

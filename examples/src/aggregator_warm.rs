@@ -8,7 +8,7 @@ mod common;
 use std::collections::HashMap;
 use std::error::Error;
 
-use common::{Setup, stop_on_ctrl_c};
+use common::{Setup, stop_when_asked};
 use tenure_model::{NextOffset, Partition};
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sdk::{Limits, Owned};
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     sink.migrate().await?;
     sink.with_connection(|connection| connection.execute_batch(TABLE)).await?;
     let consumer = setup.consumer("aggregator")?.home(sink.clone()).build()?;
-    stop_on_ctrl_c(consumer.stopper());
+    stop_when_asked(consumer.stopper())?;
     let early = sink.clone();
     consumer
         .run_warm(

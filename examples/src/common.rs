@@ -1,4 +1,4 @@
-//! What all examples share: settings from the environment, and a clean end on Ctrl-C.
+//! What all examples share: settings from the environment, and a clean end on Ctrl-C or SIGTERM.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use tenure_kafka::{KafkaSettings, KafkaSource};
 use tenure_model::{GroupId, TopicName};
 use tenure_sdk::offsets::CoordinatorOffsets;
 use tenure_sdk::{Consumer, ConsumerBuilder, Stopper};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the end may take.
 const STOP_WITHIN: Duration = Duration::from_secs(20);
@@ -55,11 +56,15 @@ impl Setup {
     }
 }
 
-/// Stops the consumer once Ctrl-C is pressed.
-pub(crate) fn stop_on_ctrl_c(stopper: Stopper) {
+/// Stops the consumer on Ctrl-C, and on SIGTERM, by which service managers ask for the end.
+pub(crate) fn stop_when_asked(stopper: Stopper) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
     drop(tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            stopper.stop(STOP_WITHIN);
+        tokio::select! {
+            _pressed = tokio::signal::ctrl_c() => {}
+            _asked = terminate.recv() => {}
         }
+        stopper.stop(STOP_WITHIN);
     }));
+    Ok(())
 }

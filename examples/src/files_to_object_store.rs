@@ -7,7 +7,7 @@ mod common;
 use std::error::Error;
 use std::time::Duration;
 
-use common::{Setup, stop_on_ctrl_c};
+use common::{Setup, stop_when_asked};
 use tenure_sdk::{Limits, Owned};
 use tenure_sink_object_store::{ObjectStoreSettings, ObjectStoreSink};
 
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let settings = ObjectStoreSettings::default();
     let sink = ObjectStoreSink::local(setup.data.join("store"), settings)?;
     let consumer = setup.consumer("files")?.home(sink).build()?;
-    stop_on_ctrl_c(consumer.stopper());
+    stop_when_asked(consumer.stopper())?;
     consumer
         .run(|owned: Owned<ObjectStoreSink>| async move {
             let (mut input, mut out) = owned.split();

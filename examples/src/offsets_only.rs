@@ -7,7 +7,7 @@ mod common;
 use std::error::Error;
 use std::fs;
 
-use common::{Setup, stop_on_ctrl_c};
+use common::{Setup, stop_when_asked};
 use tenure_sdk::consumer::{Backoff, ErrorPolicy, Then};
 use tenure_sdk::source::Record;
 use tenure_sdk::{Limits, Owned};
@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .consumer("offsets-only")?
         .on_error(ErrorPolicy::retry(5, Backoff::default()).then(Then::Park))
         .build()?;
-    stop_on_ctrl_c(consumer.stopper());
+    stop_when_asked(consumer.stopper())?;
     let folder = setup.data.join("effects");
     fs::create_dir_all(&folder)?;
     let effect = move |record: &Record| {

@@ -6,7 +6,7 @@ mod common;
 
 use std::error::Error;
 
-use common::{Setup, stop_on_ctrl_c};
+use common::{Setup, stop_when_asked};
 use tenure_sdk::{Limits, Owned};
 use tenure_sink_sqlite::{SqliteSettings, SqliteSink};
 
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     sink.migrate().await?;
     sink.with_connection(|connection| connection.execute_batch(TABLE)).await?;
     let consumer = setup.consumer("rows-and-offset")?.home(sink).build()?;
-    stop_on_ctrl_c(consumer.stopper());
+    stop_when_asked(consumer.stopper())?;
     consumer
         .run(|owned: Owned<SqliteSink>| async move {
             let epoch = owned.grant().epoch.get().cast_signed();

@@ -9,6 +9,7 @@ pub mod bench;
 pub mod cluster;
 pub mod effects;
 pub mod feed;
+pub mod figures;
 pub mod load;
 pub mod process;
 pub mod proxy;

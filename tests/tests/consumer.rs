@@ -20,6 +20,7 @@ use tenure_sdk::sink::BoxError;
 use tenure_sdk::source::ResetPolicy;
 use tenure_sdk::testing::{MemorySink, MemorySource};
 use tenure_sdk::{Consumer, ConsumerBuilder, Limits, Owned, Stopper};
+use tenure_tests::figures::tell;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -149,7 +150,9 @@ async fn partitions_move_between_consumers_and_every_record_is_written_once() {
     for offsets in rig.rows(&sink) {
         assert_eq!(offsets, (0..300).collect::<Vec<_>>(), "each once, in order");
     }
-    println!("first rows after {first:?}, two moves after {moved:?}, the rest after {taken:?}");
+    tell(format_args!(
+        "first rows after {first:?}, two moves after {moved:?}, the rest after {taken:?}"
+    ));
     rig.node.shutdown().await;
 }
 
@@ -296,7 +299,7 @@ async fn owner_goes_on_until_the_next_one_is_prepared_and_nothing_is_read_twice(
     assert_eq!(bob.counters.handler_failures(), 0);
     let delivered = ann.counters.records_delivered() + bob.counters.records_delivered();
     assert_eq!(delivered, 1200, "each once");
-    println!("two prepared moves after {moved:?}");
+    tell(format_args!("two prepared moves after {moved:?}"));
     ann.stop().await;
     bob.stop().await;
     rig.node.shutdown().await;

@@ -7,7 +7,6 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use tenure_model::{
@@ -22,6 +21,7 @@ use tenure_sdk::session::{
 };
 use tenure_sdk::source::TopicInfo;
 use tenure_tests::cluster::{Cluster, block_on};
+use tenure_tests::figures::tell;
 use tenure_tests::servers::{unique_name, wait_until};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -223,9 +223,8 @@ fn hand_over(moment: Moment) {
         let held = member.held.values().map(|grant| grant.epoch.get()).collect();
         assert_eq!(owned, held, "{}", member.id);
     }
-    let figures =
-        format!("{moment:?}: {} partitions in {took:?} after the revocation\n", moved.len());
-    std::io::stderr().write_all(figures.as_bytes()).unwrap();
+    let count = moved.len();
+    tell(format_args!("{moment:?}: {count} partitions in {took:?} after the revocation"));
 }
 
 #[test]

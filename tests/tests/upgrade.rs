@@ -10,7 +10,6 @@
 )]
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,6 +20,7 @@ use tenure_coordinator::{Node, NodeSettings, StartError};
 use tenure_core::level::{GATE_REMOVED, NEWEST};
 use tenure_model::FeatureLevel;
 use tenure_tests::cluster::{Cluster, SHORT_LENGTHS, block_on};
+use tenure_tests::figures::tell;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::servers::wait_until;
 
@@ -42,10 +42,6 @@ fn gate(is_removed: bool) -> MutexGuard<'static, ()> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     GATE_REMOVED.store(is_removed, Ordering::Relaxed);
     turn
-}
-
-fn say(text: &str) {
-    std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
 /// Old nodes as processes, new ones in this one.
@@ -148,7 +144,7 @@ fn nodes_upgraded_one_by_one_under_load_have_equal_states_and_change_the_rule_wh
         nodes.cluster.wait_until_level();
         nodes.compare(COMPARISONS);
         nodes.assert_all_run();
-        say(&format!("node {node} upgraded, raft leader {}", nodes.leader()));
+        tell(format_args!("node {node} upgraded, raft leader {}", nodes.leader()));
     }
     assert!(wait_until(PATIENCE, || nodes.level() == FeatureLevel(2)), "all nodes know it");
     // Three commits, and each partition has had one with metadata under the new rule.
@@ -168,7 +164,7 @@ fn nodes_upgraded_one_by_one_under_load_have_equal_states_and_change_the_rule_wh
     let report = load.finish();
     assert!(report.complaints.is_empty(), "{:#?}", report.complaints);
     assert_eq!(report.epochs, before.epochs, "nothing has moved");
-    say(&format!("{} acknowledged commits", report.acknowledged_at.len()));
+    tell(format_args!("{} acknowledged commits", report.acknowledged_at.len()));
     nodes.stop();
 }
 
@@ -192,7 +188,7 @@ fn changed_rule_without_its_gate_makes_the_states_differ_and_the_one_node_that_d
             reason
         }
     };
-    say(&reason);
+    tell(&reason);
     assert!(reason.contains("is not that of the majority: digest"), "{reason}");
     load.wait_for_more(30);
     for node in nodes.cluster.running() {

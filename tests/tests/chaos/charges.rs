@@ -6,12 +6,12 @@ use std::time::Duration;
 use tenure_sink_postgres::sql;
 use tenure_tests::cluster::Cluster;
 use tenure_tests::effects::{CHARGES, Database, EFFECTS};
+use tenure_tests::figures::tell;
 use tenure_tests::process::Process;
 use tenure_tests::servers::{unique_name, wait_until};
 use tenure_tests::zombie::{Line, What, payload};
 
 use crate::parts;
-use crate::run::say;
 
 const RECORDS: u64 = 200;
 const TTL_MS: u64 = 1500;
@@ -59,7 +59,7 @@ fn effect_under_an_idempotency_key_happens_once_when_its_owner_is_killed_before_
         "SELECT count(*) FROM (SELECT at_offset FROM effects GROUP BY at_offset \
          HAVING count(DISTINCT worker) = 2) AS twice",
     );
-    say(&format!(
+    tell(format_args!(
         "killed at offset {}: {charges} charges, {attempts} attempts, {by_both} records done by both owners",
         stopped.next
     ));

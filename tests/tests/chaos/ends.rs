@@ -4,11 +4,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure_tests::cluster::Cluster;
+use tenure_tests::figures::tell;
 use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
 use tenure_tests::zombie::payload;
 
 use crate::member::Member;
-use crate::run::say;
 
 const TTL_MS: u64 = 2_000;
 const PARTITIONS: u16 = 4;
@@ -40,7 +40,7 @@ fn assert_ends_in_time(member: Member, what: &str) {
     let started = Instant::now();
     let stopped = member.stop(DEADLINE, STEP_MAX);
     let took = started.elapsed();
-    say(&format!("shutdown with {what} took {took:?} of {DEADLINE:?}: {stopped:?}"));
+    tell(format_args!("shutdown with {what} took {took:?} of {DEADLINE:?}: {stopped:?}"));
     assert!(stopped.is_some() && took <= DEADLINE + SLACK, "{what}: {took:?}");
 }
 

@@ -10,11 +10,11 @@ use tenure_model::LeaseSettings;
 use tenure_proto::v1;
 use tenure_sdk::source::RecordSource as _;
 use tenure_tests::cluster::Cluster;
+use tenure_tests::figures::tell;
 use tenure_tests::proxy::Proxy;
 use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
 
 use crate::member::{Member, THREADS};
-use crate::run::say;
 
 const TTL_MS: u64 = 5_000;
 /// As many as threads.
@@ -76,7 +76,7 @@ impl Rig {
         let longest =
             beats.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(since.elapsed());
         let late = longest.saturating_sub(interval());
-        say(&format!(
+        tell(format_args!(
             "{what}: {} heartbeats, the latest by {late:?} of {:?}",
             beats.len(),
             interval()

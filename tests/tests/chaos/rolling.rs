@@ -9,11 +9,11 @@ use tenure_sink_postgres::sql;
 use tenure_tests::cluster::Cluster;
 use tenure_tests::effects::{Database, EFFECTS};
 use tenure_tests::feed::{Feed, Rate};
+use tenure_tests::figures::tell;
 use tenure_tests::process::Process;
 use tenure_tests::servers::{unique_name, wait_until};
 
 use crate::parts;
-use crate::run::say;
 
 const MEMBERS: usize = 6;
 const PARTITIONS: u16 = 24;
@@ -145,7 +145,7 @@ fn nobody_else_is_touched(end: End) {
         }
     };
     if roll(end, true, check).is_some() {
-        say(&format!(
+        tell(format_args!(
             "rolling restart of {MEMBERS} static members, {end:?}: no other partition moved"
         ));
     }
@@ -165,6 +165,8 @@ fn rolling_restart_of_static_members_by_sigkill_moves_no_partition_of_the_others
 fn rolling_restart_without_instance_ids_moves_each_partition_at_most_twice() {
     let Some(rig) = roll(End::Clean, false, |_, _, _| {}) else { return };
     let moves = rig.moves_max();
-    say(&format!("rolling restart of {MEMBERS} members: a partition moved {moves} times at most"));
+    tell(format_args!(
+        "rolling restart of {MEMBERS} members: a partition moved {moves} times at most"
+    ));
     assert!(moves <= 2, "a partition moved {moves} times");
 }

@@ -1,7 +1,6 @@
 //! One run: records keep coming, workers are disturbed by a schedule, and the database is audited.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,6 +9,7 @@ use tenure_sink_postgres::sql;
 use tenure_tests::cluster::Cluster;
 use tenure_tests::effects::{Audit, CHARGES, Database, EFFECTS, HISTORY};
 use tenure_tests::feed::{Feed, Rate};
+use tenure_tests::figures::tell;
 use tenure_tests::servers::{Kafka, Postgres, unique_name, wait_until};
 use tenure_tests::tier;
 use tenure_tests::zombie::OFFSET_TABLE;
@@ -113,12 +113,6 @@ impl Outcome {
     }
 }
 
-/// Prints past the capture of a test's output: the figures of a run that passes are wanted too.
-pub(crate) fn say(text: &str) {
-    let text = format!("{text}\n");
-    std::io::stderr().write_all(text.as_bytes()).expect("stderr takes the figures");
-}
-
 /// Runs a plan, one at a time in this process: two at once would make the machine too slow for the short ttl.
 pub(crate) fn run(postgres: &Postgres, kafka: &Kafka, plan: Plan) -> Outcome {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -127,7 +121,7 @@ pub(crate) fn run(postgres: &Postgres, kafka: &Kafka, plan: Plan) -> Outcome {
     let acts = schedule(seed, plan.seconds, WORKERS, plan.acts);
     let planned: Vec<String> =
         acts.iter().map(|(second, act)| format!("{second}s {act}")).collect();
-    say(&format!("\nchaos, {}: seed {seed}, schedule: {}", plan.name, planned.join("; ")));
+    tell(format_args!("chaos, {}: seed {seed}, schedule: {}", plan.name, planned.join("; ")));
     let cluster = Cluster::start(plan.nodes);
     let name = postgres.new_database();
     let tables = format!("{}; {EFFECTS}; {CHARGES}; {OFFSET_TABLE}; {HISTORY}", sql::MIGRATE);
@@ -155,7 +149,7 @@ pub(crate) fn run(postgres: &Postgres, kafka: &Kafka, plan: Plan) -> Outcome {
     let crew = Crew::start(&cluster, &group, WORKERS, worker);
     let outcome = disturb(crew, kafka, &topic, &Database::connect(&url), plan, &acts);
     let outcome = outcome.unwrap_or_else(|error| panic!("{}, seed {seed}: {error}", plan.name));
-    say(&format!("chaos, {}, seed {seed}: {}", plan.name, outcome.figures()));
+    tell(format_args!("chaos, {}, seed {seed}: {}", plan.name, outcome.figures()));
     outcome
 }
 

@@ -8,6 +8,7 @@ use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::conformance::{self, Check, Options, Pauses, Row, Rows, Subject, Verdict};
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sink_postgres::{PostgresSettings, PostgresSink, PostgresWriter};
+use tenure_tests::figures::tell;
 use tenure_tests::tier;
 
 use crate::postgres::Database;
@@ -82,7 +83,7 @@ async fn postgres_conforms() {
     let Some(database) = Database::new() else { return };
     let subject = Arc::new(Right { database, settings: settings() });
     let report = conformance::run(&subject, options()).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 
@@ -93,7 +94,7 @@ async fn kit_catches_the_damage_without_fencing() {
     let subject = Arc::new(Right { database, settings });
     for check in [Check::StaleWrite, Check::LateRegistration, Check::Retire, Check::Restart] {
         let outcome = conformance::run_one(&subject, options(), check).await;
-        println!("{outcome}");
+        tell(&outcome);
         assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
     }
 }

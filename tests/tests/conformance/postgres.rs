@@ -6,6 +6,7 @@ use tenure_model::{Epoch, NextOffset};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{FencedSink, FencedWriter, Resolved, SinkError, Verified, conformance};
 use tenure_sink_postgres::{PostgresSettings, PostgresSink, PostgresWriter, sql};
+use tenure_tests::figures::tell;
 use tenure_tests::proxy::Proxy;
 use tenure_tests::servers::{Postgres, require};
 
@@ -245,7 +246,7 @@ async fn paused_holder_delays_the_next_owner_at_most_as_declared() {
     let started = Instant::now();
     sink.register(&grant("bob", 2)).await.unwrap();
     let waited = started.elapsed();
-    println!("registration behind a paused holder: {} ms", waited.as_millis());
+    tell(format_args!("registration behind a paused holder: {} ms", waited.as_millis()));
     assert!(waited < Duration::from_millis(1_000), "waited {waited:?}");
     let refused = paused.commit(at(1)).await.unwrap_err();
     assert!(matches!(refused, SinkError::Transient { .. }), "{refused}");

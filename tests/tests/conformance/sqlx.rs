@@ -10,6 +10,7 @@ use tenure_sdk::sink::{BoxError, FencedSink, FencedWriter, SinkError, Verified};
 use tenure_sink_postgres_sqlx::sqlx::postgres::PgPoolOptions;
 use tenure_sink_postgres_sqlx::sqlx::{Connection as _, PgPool, query, raw_sql};
 use tenure_sink_postgres_sqlx::{PostgresSettings, SqlxSink, SqlxWriter, classify};
+use tenure_tests::figures::tell;
 use tenure_tests::proxy::Proxy;
 
 use crate::kit::{options, read_back};
@@ -103,7 +104,7 @@ async fn postgres_over_sqlx_conforms() {
     let Some(database) = Database::new() else { return };
     let subject = Arc::new(Right { database, settings: settings() });
     let report = conformance::run(&subject, options()).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 

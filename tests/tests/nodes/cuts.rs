@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use tenure_tests::cluster::Cluster;
+use tenure_tests::figures::tell;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::proxy::Direction;
 use tenure_tests::servers::wait_until;
 use tenure_tests::tier;
 
-use super::{PATIENCE, assert_undisturbed, beside_others, cluster, say, settings};
+use super::{PATIENCE, assert_undisturbed, beside_others, cluster, settings};
 
 #[test]
 fn raft_leader_that_stood_still_for_three_ttls_revokes_nothing_when_it_wakes_l03() {
@@ -33,7 +34,7 @@ fn raft_leader_that_stood_still_for_three_ttls_revokes_nothing_when_it_wakes_l03
     std::thread::sleep(Duration::from_millis(TTL_MS / 2));
     load.wait_for_more(30);
     let report = load.finish();
-    say(&format!("longest gap of commits {:?}", report.longest_gap(paused)));
+    tell(format_args!("longest gap of commits {:?}", report.longest_gap(paused)));
     assert_undisturbed(&before, &report);
 }
 
@@ -63,7 +64,7 @@ fn raft_leader_that_is_heard_and_does_not_hear_is_replaced_m02() {
     for node in cluster.running() {
         cluster.proxy(node).release();
     }
-    say(&format!("replaced: {replaced}, after {after:?}"));
+    tell(format_args!("replaced: {replaced}, after {after:?}"));
     cluster.wait_until_level();
     load.wait_for_more(30);
     let report = load.finish();
@@ -90,6 +91,6 @@ fn raft_leader_that_hears_only_answers_goes_on() {
     assert_eq!(cluster.raft_leader(), (leader, term));
     cluster.proxy(leader).release();
     assert_undisturbed(&before, &report);
-    say(&format!("longest gap of commits {:?}", report.longest_gap(cut)));
+    tell(format_args!("longest gap of commits {:?}", report.longest_gap(cut)));
     assert_undisturbed(&before, &load.finish());
 }

@@ -4,10 +4,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use tenure_tests::cluster::Cluster;
+use tenure_tests::figures::tell;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::tier;
 
-use super::{assert_undisturbed, beside_others, cluster, say};
+use super::{assert_undisturbed, beside_others, cluster};
 
 /// Outlasts a node that is away for as long as these tests take.
 const TTL_MS: u64 = 60_000;
@@ -46,7 +47,7 @@ fn node_whose_log_cannot_grow_acknowledges_nothing_more_and_has_all_that_it_ackn
     cluster.run(1);
     load.wait_for_more(30);
     let report = load.finish();
-    say(&format!("{stopped} commits acknowledged before"));
+    tell(format_args!("{stopped} commits acknowledged before"));
     assert_undisturbed(&before, &report);
 }
 

@@ -11,7 +11,6 @@ mod reigns;
 mod rejoin;
 mod restart;
 
-use std::io::Write as _;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -42,11 +41,6 @@ fn beside_others() -> RwLockReadGuard<'static, ()> {
 
 fn cluster(count: u64) -> Cluster {
     Cluster::start_with(count, &settings())
-}
-
-/// Figures go to standard error whatever becomes of the test.
-fn say(text: &str) {
-    std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
 /// Nobody lost anything, and everything is owned under the epoch of the start.

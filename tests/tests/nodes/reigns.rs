@@ -8,11 +8,12 @@ use tenure_proto::v1::session_down::Down;
 use tenure_proto::v1::session_up::Up;
 use tenure_sdk::session::CallError;
 use tenure_tests::cluster::{Cluster, block_on};
+use tenure_tests::figures::tell;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::servers::wait_until;
 use tenure_tests::tier;
 
-use super::{PATIENCE, assert_undisturbed, beside_others, say};
+use super::{PATIENCE, assert_undisturbed, beside_others};
 
 const TTL: Duration = Duration::from_secs(12);
 const HEARTBEAT: Duration = Duration::from_millis(2_400);
@@ -50,7 +51,7 @@ fn dead_member_is_freed_in_time_and_no_living_one_expires_though_raft_leaders_co
         }
         assert!(died.elapsed() < PATIENCE, "never freed:\n{}", cluster.output());
         let (leader, term) = cluster.raft_leader();
-        say(&format!("after {:?} node {leader} is killed in term {term}", died.elapsed()));
+        tell(format_args!("after {:?} node {leader} is killed in term {term}", died.elapsed()));
         cluster.kill(leader);
         cluster.run(leader);
         reigns += 1;
@@ -59,7 +60,7 @@ fn dead_member_is_freed_in_time_and_no_living_one_expires_though_raft_leaders_co
     };
     load.wait_for_more(30);
     let report = load.finish();
-    say(&format!("freed after {freed:?} and {reigns} kills of the raft leader"));
+    tell(format_args!("freed after {freed:?} and {reigns} kills of the raft leader"));
     assert_undisturbed(&before, &report);
     assert!(reigns >= 2, "{reigns} kills are no test");
     let bound = TTL + HEARTBEAT + SLACK + ELECTION + ROOM;

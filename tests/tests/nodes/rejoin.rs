@@ -2,10 +2,11 @@
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use tenure_tests::figures::tell;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::tier::{self, Tier, seed};
 
-use super::{assert_undisturbed, beside_others, cluster, say};
+use super::{assert_undisturbed, beside_others, cluster};
 
 #[test]
 fn any_node_that_was_killed_and_wiped_rejoins_under_load_and_nothing_acknowledged_is_lost() {
@@ -14,7 +15,7 @@ fn any_node_that_was_killed_and_wiped_rejoins_under_load_and_nothing_acknowledge
     }
     let _machine = beside_others();
     let seed = seed();
-    say(&format!("seed {seed}"));
+    tell(format_args!("seed {seed}"));
     let mut random = StdRng::seed_from_u64(seed);
     let rounds = Tier::current().repetitions(30);
     let mut cluster = cluster(3);
@@ -36,10 +37,10 @@ fn any_node_that_was_killed_and_wiped_rejoins_under_load_and_nothing_acknowledge
         cluster.change(&["promote", &new]);
         cluster.wait_until_level();
         load.wait_for_more(30);
-        say(&format!("round {round}: node {victim} came back as {new}"));
+        tell(format_args!("round {round}: node {victim} came back as {new}"));
     }
     let report = load.finish();
-    say(&format!(
+    tell(format_args!(
         "{rounds} nodes wiped, {leaders} of them the raft leader; {} acknowledged commits",
         report.acknowledged_at.len()
     ));

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use tenure_tests::cluster::Cluster;
+use tenure_tests::figures::tell;
 use tenure_tests::load::{Load, Shape};
 use tenure_tests::servers::wait_until;
 use tenure_tests::tier::{self, Tier};
 
-use super::{alone, assert_undisturbed, beside_others, cluster, say};
+use super::{alone, assert_undisturbed, beside_others, cluster};
 
 /// Longest time without an acknowledged commit, beyond what this machine shows while nothing happens.
 const GAP_MAX: Duration = Duration::from_millis(300);
@@ -35,7 +36,7 @@ fn all_nodes_are_restarted_one_by_one_without_a_gap_and_nobody_loses_a_partition
         let started = Instant::now();
         roll(&mut cluster, &load);
         let gap = load.report().longest_gap(started);
-        say(&format!(
+        tell(format_args!(
             "restarted in {:?}, longest gap {gap:?}, before it {usual:?}",
             started.elapsed()
         ));

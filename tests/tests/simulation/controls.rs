@@ -7,6 +7,7 @@
 
 use std::panic::{catch_unwind, resume_unwind};
 
+use tenure_tests::figures::tell;
 use tenure_tests::sim::control::Protection;
 use tenure_tests::sim::{self, Plan};
 use tenure_tests::tier;
@@ -20,7 +21,11 @@ fn is_found(gone: Protection) {
     for count in 0..SEEDS_MAX {
         let plan = Plan { seed: first.wrapping_add(count), without: Some(gone), ..Plan::default() };
         if let Some(violation) = violation_of(plan) {
-            println!("{} was missed after {} seeds: {violation}", gone.as_str(), count + 1);
+            tell(format_args!(
+                "{} was missed after {} seeds: {violation}",
+                gone.as_str(),
+                count + 1
+            ));
             println!("  {}", sim::replay(plan));
             return;
         }

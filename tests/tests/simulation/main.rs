@@ -5,6 +5,7 @@ mod controls;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use tenure_tests::figures::tell;
 use tenure_tests::sim::matrix::{Matrix, UNREACHABLE};
 use tenure_tests::sim::{self, Plan, Report};
 use tenure_tests::tier;
@@ -44,7 +45,6 @@ fn no_seed_breaks_a_property() {
         tier::Tier::Full => tier::seed(),
         tier::Tier::Fast | tier::Tier::Ci => SEED_FIRST,
     };
-    println!("{count} seeds from {first}");
     let next = AtomicU64::new(0);
     let totals = Mutex::new((Matrix::default(), Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -68,10 +68,9 @@ fn no_seed_breaks_a_property() {
         }
     });
     let (matrix, broken) = totals.into_inner().unwrap();
-    println!("{matrix}");
-    for (cell, reason) in UNREACHABLE {
-        println!("not to be reached: {cell}: {reason}");
-    }
+    let reasons =
+        UNREACHABLE.iter().map(|(cell, reason)| format!("not to be reached: {cell}: {reason}\n"));
+    tell(format_args!("{count} seeds from {first}\n{matrix}\n{}", reasons.collect::<String>()));
     assert!(broken.is_empty(), "{} seeds are broken:\n{}", broken.len(), broken.join("\n"));
     let empty = matrix.empty();
     println!("cells not reached: {empty:?}");

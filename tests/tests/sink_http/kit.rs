@@ -9,6 +9,7 @@ use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::conformance::{self, Check, Options, Pauses, Row, Rows, Subject, Verdict};
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sink_http::{HttpSettings, HttpSink, HttpWriter, IdempotencyKey, Receiver};
+use tenure_tests::figures::tell;
 use tenure_tests::tier;
 
 use crate::service::{Mode, Service, order};
@@ -101,7 +102,7 @@ fn options() -> Options {
 async fn http_service_conforms() {
     let Some(subject) = OverHttp::new(Mode::Right).await else { return };
     let report = conformance::run(&subject, options()).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 
@@ -109,6 +110,6 @@ async fn http_service_conforms() {
 async fn check_before_the_handler_is_caught() {
     let Some(subject) = OverHttp::new(Mode::CheckBeforeHandler).await else { return };
     let outcome = conformance::run_one(&subject, options(), Check::StaleWrite).await;
-    println!("check before the handler: {outcome}");
+    tell(format_args!("check before the handler: {outcome}"));
     assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
 }

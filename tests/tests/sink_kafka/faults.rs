@@ -9,6 +9,7 @@ use rdkafka::producer::BaseRecord;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tenure_model::Home;
 use tenure_sdk::sink::{FencedSink, FencedWriter, Resolved, SinkError};
+use tenure_tests::figures::tell;
 use tenure_tests::tier;
 
 use crate::scene::{Scene, acquire, numbers, offset, owner, write, write_surely};
@@ -45,7 +46,9 @@ async fn cancelled_commit_is_in_doubt_and_its_producer_is_never_used_again() {
             assert!(next.is_ok(), "{next:?}");
         }
     }
-    println!("{rounds} commits cut off: {at} are in, {landed} of them were found by looking");
+    tell(format_args!(
+        "{rounds} commits cut off: {at} are in, {landed} of them were found by looking"
+    ));
     assert_eq!(scene.read().await, numbers(0..at));
 }
 
@@ -75,7 +78,7 @@ async fn child_that_writes_until_it_is_killed() {
     loop {
         write_surely(&scene, &mut writer, at, at + 3).await;
         at += 3;
-        println!("wrote up to {at}");
+        tell(format_args!("wrote up to {at}"));
     }
 }
 
@@ -113,7 +116,7 @@ fn killed_owner_leaves_records_and_offset_at_one_point() {
         drop(writer);
         resumed
     });
-    println!("{kills} owners killed, {resumed} records");
+    tell(format_args!("{kills} owners killed, {resumed} records"));
     assert!(resumed > 0, "no owner wrote anything");
     assert_eq!(scene.committed(), numbers(0..resumed));
 }

@@ -9,6 +9,7 @@ use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::conformance::{self, Check, Options, Pauses, Row, Rows, Subject, Verdict};
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sink_kafka::{KafkaSink, KafkaSinkSettings, KafkaWriter};
+use tenure_tests::figures::tell;
 use tenure_tests::tier;
 
 use crate::scene::Scene;
@@ -82,7 +83,7 @@ async fn kafka_conforms() {
     let Some(scene) = Scene::new("conforms") else { return };
     let settings = scene.settings();
     let report = conformance::run(&Arc::new(Topic { scene, settings }), options()).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 
@@ -93,7 +94,7 @@ async fn kit_catches_kafka_without_a_look_after_the_initialisation() {
         let settings = KafkaSinkSettings { dangerously_without_fencing: true, ..scene.settings() };
         let subject = Arc::new(Topic { scene, settings });
         let outcome = conformance::run_one(&subject, options(), check).await;
-        println!("{outcome}");
+        tell(&outcome);
         assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
     }
 }

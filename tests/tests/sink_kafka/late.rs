@@ -8,6 +8,7 @@ use rdkafka::producer::BaseRecord;
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{FencedSink, FencedWriter, SinkError, Verified};
 use tenure_sink_kafka::{KafkaSink, KafkaSinkSettings, KafkaWriter, Step};
+use tenure_tests::figures::tell;
 use tenure_tests::tier;
 
 use crate::scene::{PATIENCE, Scene, acquire, numbers, offset, owner, write, write_surely};
@@ -37,7 +38,7 @@ async fn sleep_until_owned(
     owned.await;
     wake.send(()).unwrap();
     let late = late.await.unwrap();
-    println!("{}: the sleeper's registration: {late:?}", scene.topic);
+    tell(format_args!("{}: the sleeper's registration: {late:?}", scene.topic));
     late
 }
 
@@ -66,7 +67,10 @@ async fn sleeper_that_initialises_after_the_new_owner_gets_no_record_in() {
         slowest = slowest.max(started.elapsed());
         written += 2;
     }
-    println!("{rounds} sleepers, slowest recovery of the true owner {} ms", slowest.as_millis());
+    tell(format_args!(
+        "{rounds} sleepers, slowest recovery of the true owner {} ms",
+        slowest.as_millis()
+    ));
     assert!(slowest < Duration::from_secs(2), "the true owner took {slowest:?} to recover");
     assert_eq!(scene.read().await, numbers(0..written));
 }
@@ -125,7 +129,7 @@ async fn forced_ping_pongs_lose_nothing_and_double_nothing() {
         }
         slowest = slowest.max(started.elapsed());
     }
-    println!("{rounds} ping-pongs, slowest round {} ms", slowest.as_millis());
+    tell(format_args!("{rounds} ping-pongs, slowest round {} ms", slowest.as_millis()));
     assert_eq!(scene.read().await, numbers(0..rounds));
 }
 
@@ -155,7 +159,10 @@ async fn old_owner_that_is_shut_out_again_and_again_ends_with_the_new_registrati
             Err(error) => panic!("{error}"),
         }
     };
-    println!("registered after {} ms against a writer that goes on", started.elapsed().as_millis());
+    tell(format_args!(
+        "registered after {} ms against a writer that goes on",
+        started.elapsed().as_millis()
+    ));
     write_surely(&scene, &mut new, resumed, resumed + 1).await;
     let (landed, error) = tokio::time::timeout(PATIENCE, fighting).await.unwrap().unwrap();
     stop.store(true, Ordering::SeqCst);

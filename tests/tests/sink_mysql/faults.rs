@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tenure_sdk::sink::{FencedSink, FencedWriter, Resolved, SinkError, Verified};
 use tenure_sink_mysql::{Flavour, MysqlSettings, MysqlSink, MysqlWriter, sqlx};
+use tenure_tests::figures::tell;
 use tenure_tests::proxy::{Direction, Proxy};
 
 use crate::scene::{Database, at, grant, insert, owner, write};
@@ -89,7 +90,10 @@ async fn paused_holder_is_bounded(flavour: Flavour) {
     let started = Instant::now();
     sink.register(&grant("bob", 2)).await.unwrap();
     let waited = started.elapsed();
-    println!("{flavour:?}: registration behind a paused holder: {} ms", waited.as_millis());
+    tell(format_args!(
+        "{flavour:?}: registration behind a paused holder: {} ms",
+        waited.as_millis()
+    ));
     assert!(waited > Duration::from_millis(500), "nothing was held: {waited:?}");
     assert!(waited < Duration::from_millis(2_500), "waited {waited:?}");
     let refused = paused.commit(at(1)).await.unwrap_err();

@@ -8,6 +8,7 @@ use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::conformance::{self, Check, Options, Pauses, Row, Rows, Subject, Verdict};
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sink_mysql::{MysqlSettings, MysqlSink, MysqlWriter, sqlx};
+use tenure_tests::figures::tell;
 use tenure_tests::tier;
 
 use crate::scene::{Database, INSERT};
@@ -79,7 +80,7 @@ fn kit(settings: MysqlSettings) -> Option<Arc<Kit>> {
 async fn mariadb_conforms() {
     let Some(kit) = kit(MysqlSettings::default()) else { return };
     let report = conformance::run(&kit, options()).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 
@@ -89,7 +90,7 @@ async fn kit_catches_the_damage_without_fencing() {
     let Some(kit) = kit(settings) else { return };
     for check in [Check::StaleWrite, Check::LateRegistration, Check::Retire, Check::Restart] {
         let outcome = conformance::run_one(&kit, options(), check).await;
-        println!("{outcome}");
+        tell(&outcome);
         assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
     }
 }

@@ -13,6 +13,7 @@ use tenure_sink_object_store::object_store::{ObjectStore, ObjectStoreExt};
 use tenure_sink_object_store::{
     ObjectStoreSettings, ObjectStoreSink, ObjectStoreWriter, Swing, prove_conditional_put,
 };
+use tenure_tests::figures::tell;
 use tenure_tests::servers::{S3Mock, require};
 use tenure_tests::tier;
 
@@ -115,7 +116,7 @@ fn settings() -> ObjectStoreSettings {
 
 async fn assert_conforms(subject: Bucket, options: Options) {
     let report = conformance::run(&Arc::new(subject), options).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 
@@ -154,7 +155,7 @@ async fn s3_server_of_the_tests_has_exactly_one_winner_of_eight() {
     let server = S3Server::start(Puts::Atomic).await;
     let rounds = u32::try_from(tier::Tier::current().repetitions(400)).unwrap();
     prove_conditional_put(&server.client(PATIENCE), Swing::Update, "probe", rounds).await.unwrap();
-    println!("{rounds} rounds of 8 creations and 8 updates, one winner each");
+    tell(format_args!("{rounds} rounds of 8 creations and 8 updates, one winner each"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,7 +173,7 @@ async fn s3_mock_which_compares_and_writes_in_two_steps_is_caught() {
 
 async fn assert_is_no_fence(server: &str, store: Arc<dyn ObjectStore>) {
     let proof = prove_conditional_put(&store, Swing::Update, "probe", ROUNDS).await;
-    println!("{server}: {proof:?}");
+    tell(format_args!("{server}: {proof:?}"));
     assert!(matches!(proof, Err(SinkError::Misconfigured(_))), "{server}: {proof:?}");
 }
 
@@ -199,7 +200,7 @@ async fn kit_catches_the_put_without_condition() {
         let settings = ObjectStoreSettings { dangerously_without_fencing: true, ..settings() };
         let subject = Arc::new(Bucket::in_memory(settings));
         let outcome = conformance::run_one(&subject, options(), check).await;
-        println!("{outcome}");
+        tell(&outcome);
         assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
     }
 }

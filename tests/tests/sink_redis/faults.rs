@@ -5,6 +5,7 @@ use std::time::Duration;
 use tenure_model::Epoch;
 use tenure_sdk::sink::{FencedWriter, Resolved, SinkError, Verified};
 use tenure_sink_redis::{Command, RedisSettings, RedisSink};
+use tenure_tests::figures::tell;
 use tenure_tests::proxy::{Direction, Proxy};
 use tenure_tests::servers::{Redis, require};
 
@@ -59,7 +60,7 @@ async fn write_that_arrives_after_it_was_given_up_is_in_once_or_never() {
         }
         id += 1;
     }
-    println!("{applied} of {ROUNDS} held writes were in");
+    tell(format_args!("{applied} of {ROUNDS} held writes were in"));
     assert_eq!(bills(&server), (0..id).collect::<Vec<_>>());
 }
 

@@ -7,6 +7,7 @@ use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::conformance::{self, Check, Options, Pauses, Row, Rows, Subject, Verdict};
 use tenure_sdk::sink::{BoxError, SinkError};
 use tenure_sink_redis::{Command, RedisSettings, RedisSink, RedisWriter, redis};
+use tenure_tests::figures::tell;
 use tenure_tests::servers::{Redis, require};
 use tenure_tests::tier;
 
@@ -118,7 +119,7 @@ async fn redis_conforms() {
     let Some(server) = require(Redis::start()) else { return };
     let kit = Arc::new(Kit { server, settings: RedisSettings::default() });
     let report = conformance::run(&kit, options()).await;
-    println!("{report}");
+    tell(&report);
     assert_eq!(report.failed(), Vec::new());
 }
 
@@ -128,7 +129,7 @@ async fn kit_catches_a_check_before_the_write() {
     let kit = Arc::new(CheckThenWrite(Kit { server, settings: RedisSettings::default() }));
     for check in [Check::StaleWrite, Check::PausedHolder] {
         let outcome = conformance::run_one(&kit, options(), check).await;
-        println!("{outcome}");
+        tell(&outcome);
         assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
     }
 }
@@ -140,7 +141,7 @@ async fn kit_catches_the_damage_without_fencing() {
     let kit = Arc::new(Kit { server, settings });
     for check in [Check::StaleWrite, Check::LateRegistration, Check::Retire, Check::Restart] {
         let outcome = conformance::run_one(&kit, options(), check).await;
-        println!("{outcome}");
+        tell(&outcome);
         assert!(matches!(outcome.verdict, Verdict::Failed(_)), "{outcome}");
     }
 }

@@ -22,6 +22,7 @@ use tenure_model::{Index, Term};
 use tenure_proto::v1::history_request::At;
 use tenure_proto::v1::watch_response::Message;
 use tenure_proto::{error_of_status, v1};
+use tenure_tests::figures::tell;
 use tenure_tests::tier::{Tier, seed};
 use watcher::{BRIEFLY, FOR_EVER, Watcher};
 
@@ -74,24 +75,24 @@ async fn watchers_that_change_nodes_every_200_ms_see_each_change_exactly_once_an
     rig.restart(second).await;
     rig.until_level().await;
     let truth = driver.finish();
-    println!(
+    tell(format_args!(
         "{} changes of ownership up to revision {}",
         truth.ownership_changes(),
         truth.last_revision()
-    );
+    ));
     assert!(truth.ownership_changes() > wanted);
 
     let last = truth.last_revision();
     for watcher in watchers {
         let (group, stay) = (watcher.group, watcher.stay);
         let seen = watcher.finish(last).await;
-        println!(
+        tell(format_args!(
             "watcher of {}: {} changes over {} connections, {} revisions taken up in their middle",
             group.unwrap_or("all"),
             seen.changes.len(),
             seen.connections,
             seen.resumed_within
-        );
+        ));
         assert!(stay == FOR_EVER || seen.connections > 5, "it did reconnect");
         let wanted = truth.of_group(group);
         for (found, wanted) in seen.changes.iter().zip(&wanted) {

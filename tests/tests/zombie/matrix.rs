@@ -1,12 +1,12 @@
 //! All places side by side, once per test process and kind of check.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
 use clap::ValueEnum as _;
 use tenure_tests::cluster::Cluster;
+use tenure_tests::figures::tell;
 use tenure_tests::servers::{Kafka, Postgres};
 use tenure_tests::tier::Tier;
 use tenure_tests::zombie::Point;
@@ -77,7 +77,7 @@ fn run_all(postgres: &'static Postgres, kafka: &'static Kafka, checks: Checks) -
 }
 
 fn print(outcomes: &Outcomes, checks: Checks) {
-    let mut text = format!("\nzombie, epoch check {checks:?}:\n");
+    let mut text = format!("zombie, epoch check {checks:?}:\n");
     for (point, outcome) in outcomes {
         let figures = match outcome {
             Ok(outcome) => outcome.figures(),
@@ -85,8 +85,7 @@ fn print(outcomes: &Outcomes, checks: Checks) {
         };
         writeln!(text, "  {point:?}: {figures}").expect("a string takes all");
     }
-    // Past the capture of a test's output: the figures of a run that passes are wanted too.
-    std::io::stderr().write_all(text.as_bytes()).expect("stderr takes the figures");
+    tell(text);
 }
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {

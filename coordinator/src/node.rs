@@ -320,6 +320,7 @@ fn raft_settings(
             election_timeout_min: Duration::from_millis(lengths.election_timeout_min_ms),
             election_timeout_max: Duration::from_millis(lengths.election_timeout_max_ms),
             propose_timeout: Duration::from_millis(lengths.propose_timeout_ms),
+            snapshot_wal_bytes: lengths.snapshot_log_mib * 1024 * 1024,
             ..RaftTuning::default()
         },
     }

@@ -139,7 +139,12 @@ pub struct RaftLengths {
     pub propose_timeout_ms: u64,
     /// How often the nodes compare their states; costs each of them about as much as a snapshot. Default 300000.
     pub digest_interval_ms: u64,
+    /// Size of the log on disk at which a snapshot is written, in MiB, at most [`SNAPSHOT_LOG_MIB_MAX`]. Default 64.
+    pub snapshot_log_mib: u64,
 }
+
+/// Largest `raft.snapshot_log_mib`: a node that starts reads its log from the newest snapshot on.
+pub const SNAPSHOT_LOG_MIB_MAX: u64 = 65_536;
 
 /// Sizes of what waits in a node. More is refused as `OVERLOADED`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -218,6 +223,7 @@ impl Default for RaftLengths {
             election_timeout_max_ms: 600,
             propose_timeout_ms: 5_000,
             digest_interval_ms: 300_000,
+            snapshot_log_mib: 64,
         }
     }
 }
@@ -345,6 +351,11 @@ impl NodeSettings {
                 return Err(range(setting, given, format!("use 1 to {LENGTH_MS_MAX}")));
             }
         }
+        let log_mib = self.raft.snapshot_log_mib;
+        if !(1..=SNAPSHOT_LOG_MIB_MAX).contains(&log_mib) {
+            let allowed = format!("use 1 to {SNAPSHOT_LOG_MIB_MAX}");
+            return Err(range("raft.snapshot_log_mib", log_mib, allowed));
+        }
         if self.deadlines.vanished_share_percent > 100 {
             let given = self.deadlines.vanished_share_percent;
             return Err(range("deadlines.vanished_share_percent", given, "use 0 to 100"));
@@ -466,6 +477,14 @@ mod tests {
         let mut settings = NodeSettings::default();
         change(&mut settings);
         assert_eq!(settings.validate().unwrap_err().to_string(), want);
+    }
+
+    #[test]
+    fn size_of_the_log_has_bounds() {
+        for given in [0, SNAPSHOT_LOG_MIB_MAX + 1] {
+            let want = format!("raft.snapshot_log_mib is {given}: use 1 to 65536");
+            refused(|settings| settings.raft.snapshot_log_mib = given, &want);
+        }
     }
 
     #[test]

@@ -33,6 +33,10 @@ const TTL: Duration = Duration::from_secs(3_000);
 const SETTINGS: &str = "
 [deadlines]
 acquire_deadline_ms = 86400000
+
+# Filling writes less than the default: a snapshot of everything is wanted.
+[raft]
+snapshot_log_mib = 8
 ";
 
 const RELOAD_S_MAX: f64 = 5.0;

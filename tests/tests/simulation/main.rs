@@ -1,6 +1,7 @@
 //! Seeds of the simulator: both ends of the protocol in a virtual world with faults.
 
 mod controls;
+mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

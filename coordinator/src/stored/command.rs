@@ -9,7 +9,8 @@ use tenure_core::command::{
     RewindOffset, SilentMember,
 };
 use tenure_model::{
-    CommitSequence, FeatureLevel, GroupEpoch, Index, MemberEpoch, StateDigest, Term, Timestamp,
+    CommitSequence, FeatureLevel, GroupEpoch, Index, MemberEpoch, Partition, StateDigest, Term,
+    Timestamp, TopicId,
 };
 use tenure_proto::stored as form;
 use tenure_proto::stored::command::Command as Form;
@@ -18,7 +19,8 @@ use super::pieces::{
     damaged, read_epoch, read_grant, read_group, read_member, read_name, read_offset,
     read_operator, read_partition, read_release, read_report, read_settings, read_target,
     read_topics, read_weight, write_grant, write_member, write_operator, write_partition,
-    write_release, write_report, write_settings, write_target, write_topics, write_weight,
+    write_release, write_report, write_settings, write_target, write_topic_id, write_topics,
+    write_weight,
 };
 use super::{FORMAT, StoredError};
 
@@ -144,12 +146,12 @@ fn write(command: &Command) -> Form {
         Command::CommitOffsets(c) => Form::CommitOffsets(form::CommitOffsets {
             group: c.group.to_string(),
             member: c.member.to_string(),
-            commits: c.commits.iter().map(write_commit).collect(),
+            commits: write_commits(&c.commits),
         }),
         Command::RewindOffset(c) => Form::RewindOffset(form::RewindOffset {
             group: c.group.to_string(),
             member: c.member.to_string(),
-            commit: Some(write_commit(&c.commit)),
+            commit: Some(write_commit(&c.commit, write_partition(c.commit.partition))),
             request: c.request.to_string(),
         }),
         Command::ExpireRevocations { term, grants } => {
@@ -230,9 +232,22 @@ fn read_prepared(form: &form::AcknowledgePrepared) -> Result<AcknowledgePrepared
     })
 }
 
-fn write_commit(commit: &OffsetCommit) -> form::OffsetCommit {
+/// Lines of one topic share its id: this is the most frequent command.
+fn write_commits(commits: &[OffsetCommit]) -> Vec<form::OffsetCommit> {
+    let mut last: Option<(TopicId, Bytes)> = None;
+    let line = |commit: &OffsetCommit| {
+        let Partition { topic_id, index } = commit.partition;
+        let known = last.take().filter(|(known, _)| *known == topic_id);
+        let (_, written) = known.unwrap_or_else(|| (topic_id, write_topic_id(topic_id)));
+        last = Some((topic_id, written.clone()));
+        write_commit(commit, form::Partition { topic_id: written, index: index.get() })
+    };
+    commits.iter().map(line).collect()
+}
+
+fn write_commit(commit: &OffsetCommit, partition: form::Partition) -> form::OffsetCommit {
     form::OffsetCommit {
-        partition: Some(write_partition(commit.partition)),
+        partition: Some(partition),
         epoch: commit.epoch.get(),
         sequence: commit.sequence.0,
         next_offset: commit.next_offset.get(),

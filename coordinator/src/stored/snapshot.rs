@@ -1,6 +1,7 @@
 //! The records of a snapshot: one header, each group followed by its own records, then the operations, then the
 //! changes.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -216,7 +217,7 @@ pub fn decode_snapshot(bytes: &[u8]) -> Result<State, StoredError> {
     };
     // Without the field, the snapshot is of a version that remembered no changes.
     state.changes.compacted = Index(header.changes_compacted.unwrap_or(header.applied));
-    let mut group: Option<(GroupId, Group)> = None;
+    let mut group: Option<Reading> = None;
     for _ in 0..header.records {
         read_record(&mut state, &mut group, next(&mut rest)?)?;
     }
@@ -235,20 +236,55 @@ fn next(rest: &mut Bytes) -> Result<Form, StoredError> {
         .ok_or_else(|| damaged(WHAT, "has a record that this version does not know"))
 }
 
-fn finish_group(state: &mut State, group: Option<(GroupId, Group)>) {
-    if let Some((id, group)) = group {
-        state.groups.insert(id, Arc::new(group));
+/// A group whose records are being read.
+struct Reading {
+    id: GroupId,
+    group: Group,
+    /// Its members' ids, so that a million partitions share them.
+    names: HashMap<String, MemberId>,
+    /// In the order of the snapshot, which is that of the maps: made at once, those are full and quick to make.
+    partitions: Vec<(Partition, PartitionState)>,
+    target: Vec<(Partition, MemberId)>,
+    owned: BTreeMap<MemberId, Vec<Partition>>,
+}
+
+impl Reading {
+    fn new(form: &form::Group) -> Result<Self, StoredError> {
+        Ok(Self {
+            id: read_group(&form.group)?,
+            group: read_group_record(form)?,
+            names: HashMap::new(),
+            partitions: Vec::new(),
+            target: Vec::new(),
+            owned: BTreeMap::new(),
+        })
     }
+
+    fn name(&self, what: &'static str, text: &str) -> Result<MemberId, StoredError> {
+        self.names.get(text).map_or_else(|| read_name(what, text), |known| Ok(known.clone()))
+    }
+}
+
+fn finish_group(state: &mut State, reading: Option<Reading>) {
+    let Some(Reading { id, mut group, partitions, target, owned, .. }) = reading else { return };
+    group.partitions = partitions.into_iter().collect();
+    group.target = target.into_iter().collect();
+    for (owner, partitions) in owned {
+        if let Some(member) = group.members.get_mut(&owner) {
+            member.owned = partitions.into_iter().collect();
+        }
+    }
+    state.groups.insert(id, Arc::new(group));
 }
 
 fn read_record(
     state: &mut State,
-    current: &mut Option<(GroupId, Group)>,
+    current: &mut Option<Reading>,
     record: Form,
 ) -> Result<(), StoredError> {
     if let Form::Group(form) = &record {
         finish_group(state, current.take());
-        *current = Some((read_group(&form.group)?, read_group_record(form)?));
+        *current = Some(Reading::new(form)?);
         return Ok(());
     }
     if let Form::Operation(form) = &record {
@@ -259,11 +295,12 @@ fn read_record(
         state.changes.newest.push_back(history::read_change(form)?);
         return Ok(());
     }
-    let (_, group) =
-        current.as_mut().ok_or_else(|| damaged(WHAT, "has a record before its group"))?;
+    let reading = current.as_mut().ok_or_else(|| damaged(WHAT, "has a record before its group"))?;
     match record {
         Form::Member(form) => {
-            group.members.insert(read_name("member", &form.member)?, read_member(&form)?);
+            let name: MemberId = read_name("member", &form.member)?;
+            reading.group.members.insert(name.clone(), read_member(&form)?);
+            reading.names.insert(form.member, name);
         }
         Form::Topic(form) => {
             let topic = Topic {
@@ -272,9 +309,9 @@ fn read_record(
                 initial_partition_count: form.initial_partition_count,
                 frozen_by: form.frozen_by.as_deref().map(read_topic_id).transpose()?,
             };
-            group.topics.insert(read_topic_id(&form.topic_id)?, topic);
+            reading.group.topics.insert(read_topic_id(&form.topic_id)?, topic);
         }
-        Form::Partition(form) => read_partition_record(group, &form)?,
+        Form::Partition(form) => read_partition_record(reading, &form)?,
         Form::Header(_) => return Err(damaged(WHAT, "has a second header")),
         Form::Group(_) | Form::Operation(_) | Form::Change(_) => {
             return Err(damaged(WHAT, "has its records in disorder"));
@@ -325,11 +362,11 @@ fn read_member(form: &form::Member) -> Result<Member, StoredError> {
 }
 
 fn read_partition_record(
-    group: &mut Group,
+    reading: &mut Reading,
     form: &form::PartitionState,
 ) -> Result<(), StoredError> {
     let partition = read_partition(form.partition.as_ref())?;
-    let owner = || read_name::<MemberId>("owner", &form.owner);
+    let owner = || reading.name("owner", &form.owner);
     let ownership = match form.ownership {
         0 => Ownership::Free,
         1 => Ownership::Held { member: owner()?, acquired: false },
@@ -338,17 +375,20 @@ fn read_partition_record(
         other => return Err(damaged(WHAT, format!("ownership {other} is not known"))),
     };
     if let Some(owner) = ownership.owner() {
-        let member = group
-            .members
-            .get_mut(owner)
-            .ok_or_else(|| damaged(WHAT, format!("owner {owner} is not a member")))?;
-        member.owned.insert(partition);
+        if let Some(owned) = reading.owned.get_mut(owner) {
+            owned.push(partition);
+        } else if reading.group.members.contains_key(owner) {
+            reading.owned.insert(owner.clone(), vec![partition]);
+        } else {
+            return Err(damaged(WHAT, format!("owner {owner} is not a member")));
+        }
     }
     if !form.target.is_empty() {
-        group.target.insert(partition, read_name("member", &form.target)?);
+        reading.target.push((partition, reading.name("member", &form.target)?));
     }
     if !form.pin.is_empty() {
-        group.pins.insert(partition, read_name("member", &form.pin)?);
+        let pinned = reading.name("member", &form.pin)?;
+        reading.group.pins.insert(partition, pinned);
     }
     let state = PartitionState {
         ownership,
@@ -363,7 +403,7 @@ fn read_partition_record(
         past: history::read_past(form)?,
         preparation: read_preparation(form)?.map(Box::new),
     };
-    group.partitions.insert(partition, state);
+    reading.partitions.push((partition, state));
     Ok(())
 }
 

@@ -128,6 +128,7 @@ impl Node {
                     Some(vec![Down::HeartbeatAnswer(v1::HeartbeatAnswer {
                         sequence: heartbeat.sequence,
                         assignment: Some(Self::assignment(state)),
+                        as_held: 0,
                     })])
                 }
                 Up::Release(_) if state.releases_cut > 0 => {

@@ -16,7 +16,7 @@ use super::deadlines::Timers;
 use super::leading::Lanes;
 use super::places::Places;
 use super::serving::Unserved;
-use super::session::{Session, assignment_to_wire};
+use super::session::{Heartbeat, Listed, Named, Session, SessionId, assignment_to_wire};
 use super::settle::Settling;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
 use crate::machine::GroupMachine;
@@ -32,8 +32,16 @@ pub struct Waiting {
     /// The session is new: `Joined`.
     is_join: bool,
     /// The newest heartbeat: its answer.
-    sequence: Option<u64>,
+    asked: Option<Asked>,
     receipt: Tick,
+}
+
+/// A heartbeat that waits for its answer.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    session: SessionId,
+    sequence: u64,
+    named: Named,
 }
 
 /// Members that wait, each with the newest of what it waits for.
@@ -266,6 +274,7 @@ impl Reign {
             if self.sessions.get(&named).is_some_and(|session| session.is_joined)
                 && let Some(assignment) = self.assignment(state, &named, now)
             {
+                let assignment = self.list(&named, assignment);
                 self.send(&named, Down::Assignment(assignment));
             }
         }
@@ -291,12 +300,12 @@ impl Reign {
         self.sessions.insert(member.clone(), session);
         self.places.reopened(&member);
         self.parked.remove(&member);
-        self.note(&member, vec![]);
-        self.waiting.insert(member, Waiting { is_join: true, sequence: None, receipt });
+        self.note(&member, Some(vec![]));
+        self.waiting.insert(member, Waiting { is_join: true, asked: None, receipt });
     }
 
     /// The stream of a session is gone.
-    pub fn close(&mut self, member: &MemberRef, id: super::session::SessionId) {
+    pub fn close(&mut self, member: &MemberRef, id: SessionId) {
         if self.sessions.get(member).is_some_and(|session| session.id == id) {
             self.sessions.remove(member);
             self.waiting.remove(member);
@@ -305,11 +314,11 @@ impl Reign {
     }
 
     /// A heartbeat was received: renews the lease; the answer waits for a confirmation.
-    pub fn heartbeat(&mut self, beat: super::session::Heartbeat) {
-        let super::session::Heartbeat { member, session, receipt, sequence, held } = beat;
-        if self.sessions.get(&member).is_none_or(|known| known.id != session) {
-            return;
-        }
+    pub fn heartbeat(&mut self, beat: Heartbeat) {
+        let Heartbeat { member, session, receipt, sequence, said, takes_as_held } = beat;
+        let known = self.sessions.get(&member).filter(|known| known.id == session);
+        let Some(known) = known else { return };
+        let (held, named) = known.read(said, takes_as_held);
         match self.table.renew(&member, receipt) {
             Answer::Gone => {
                 self.end_membership(&member);
@@ -318,14 +327,21 @@ impl Reign {
             Answer::Now | Answer::Later => {}
         }
         self.note(&member, held);
-        let new = Waiting { is_join: false, sequence: Some(sequence), receipt };
-        merge(&mut self.waiting, member, new);
+        let asked = Some(Asked { session, sequence, named });
+        merge(&mut self.waiting, member, Waiting { is_join: false, asked, receipt });
     }
 
-    fn note(&self, member: &MemberRef, held: Vec<Held>) {
+    /// Notes what a member said; nothing: what it said before holds as far as is known.
+    fn note(&self, member: &MemberRef, held: Option<Vec<Held>>) {
         let awaited_by = self.places.awaited_by(member, self.heard_at(member));
-        let beat = Beat { deadline: self.deadline(member), held, awaited_by };
-        self.beats.insert((member.group.clone(), member.member.clone()), beat);
+        let mut beat = Beat { deadline: self.deadline(member), held: vec![], awaited_by };
+        let name = (member.group.clone(), member.member.clone());
+        if let Some(held) = held {
+            beat.held = held;
+        } else if let Some(known) = self.beats.get(&name) {
+            beat.held.clone_from(&known.held);
+        }
+        self.beats.insert(name, beat);
     }
 
     /// Shows who waits for the place of `member`.
@@ -336,11 +352,7 @@ impl Reign {
     }
 
     /// Whether a session of `member` is open; with an id, whether it is that one.
-    pub(super) fn has_session(
-        &self,
-        member: &MemberRef,
-        id: Option<super::session::SessionId>,
-    ) -> bool {
+    pub(super) fn has_session(&self, member: &MemberRef, id: Option<SessionId>) -> bool {
         let session = self.sessions.get(member);
         session.is_some_and(|session| id.is_none_or(|id| session.id == id))
     }
@@ -390,10 +402,23 @@ impl Reign {
     }
 
     fn answer_one(&mut self, member: &MemberRef, waiting: Waiting, state: &State) {
+        let session = self.sessions.get(member).map(|session| session.id);
+        // An earlier session's heartbeat waits for nobody.
+        let asked = waiting.asked.filter(|asked| Some(asked.session) == session);
+        if !waiting.is_join
+            && let Some(Asked { sequence, named: Named::AsListed(version), .. }) = asked
+            && is_newest(state, member, version)
+        {
+            self.unserved.forget(member);
+            let answer = v1::HeartbeatAnswer { sequence, assignment: None, as_held: version.0 };
+            self.send(member, Down::HeartbeatAnswer(answer));
+            return;
+        }
         let Some(assignment) = self.assignment(state, member, waiting.receipt) else {
             self.end_membership(member);
             return;
         };
+        let assignment = self.list(member, assignment);
         if waiting.is_join {
             let joined = self.joined(state, member, assignment.clone());
             self.send(member, Down::Joined(joined));
@@ -401,11 +426,29 @@ impl Reign {
                 session.is_joined = true;
             }
         }
-        if let Some(sequence) = waiting.sequence {
-            self.compare_held(member, state, waiting.receipt);
+        if let Some(Asked { sequence, named, .. }) = asked {
+            match named {
+                Named::AsListed(_) | Named::Something => {
+                    self.compare_held(member, state, waiting.receipt);
+                }
+                Named::Unknown => {}
+            }
             let assignment = Some(assignment);
-            self.send(member, Down::HeartbeatAnswer(v1::HeartbeatAnswer { sequence, assignment }));
+            let answer = v1::HeartbeatAnswer { sequence, assignment, as_held: 0 };
+            self.send(member, Down::HeartbeatAnswer(answer));
         }
+    }
+
+    /// Notes that an assignment goes down the stream of `member` as a whole list.
+    fn list(
+        &mut self,
+        member: &MemberRef,
+        (assignment, listed): (v1::Assignment, Option<Listed>),
+    ) -> v1::Assignment {
+        if let Some(session) = self.sessions.get_mut(member) {
+            session.list(listed);
+        }
+        assignment
     }
 
     fn joined(&self, state: &State, named: &MemberRef, assignment: v1::Assignment) -> v1::Joined {
@@ -420,8 +463,14 @@ impl Reign {
         }
     }
 
-    /// What a member owns, with what remains of drains as of `from`; nothing when that membership has ended.
-    fn assignment(&self, state: &State, named: &MemberRef, from: Tick) -> Option<v1::Assignment> {
+    /// What a member owns, with what remains of drains as of `from`, and what a later heartbeat is compared with;
+    /// nothing when that membership has ended.
+    fn assignment(
+        &self,
+        state: &State,
+        named: &MemberRef,
+        from: Tick,
+    ) -> Option<(v1::Assignment, Option<Listed>)> {
         let (_, record) = state.member(&named.group, &named.member).ok()?;
         if record.epoch != named.member_epoch {
             return None;
@@ -441,7 +490,7 @@ impl Reign {
         let preparing = assignment.preparing.iter();
         wire.preparing =
             preparing.map(|preparing| self.preparing(named, preparing, from)).collect();
-        Some(wire)
+        Some((wire, Listed::of(&assignment)))
     }
 
     /// What a member is to prepare for, with what is known of it at this moment.
@@ -516,11 +565,21 @@ impl Reign {
 
 fn merge(all: &mut WaitingMembers, member: MemberRef, new: Waiting) {
     let slot = all.entry(member).or_insert(new);
+    let newest = [slot.asked, new.asked].into_iter().flatten();
     *slot = Waiting {
         is_join: slot.is_join || new.is_join,
-        sequence: slot.sequence.max(new.sequence),
+        asked: newest.max_by_key(|asked| (asked.session, asked.sequence)),
         receipt: slot.receipt.max(new.receipt),
     };
+}
+
+/// Whether `version` is the newest of what `named` owns, and it has nothing to prepare for: that is told in every
+/// answer, with what remains of the deadline.
+fn is_newest(state: &State, named: &MemberRef, version: Index) -> bool {
+    let Ok((group, record)) = state.member(&named.group, &named.member) else { return false };
+    record.epoch == named.member_epoch
+        && record.assignment_version == version
+        && !group.derived.preparing.contains_key(&named.member)
 }
 
 fn gone_message(member: &MemberRef) -> String {

@@ -2,19 +2,19 @@
 
 use tenure_core::command::MemberRef;
 use tenure_core::queries::Assignment;
-use tenure_model::{ErrorCode, Tick};
+use tenure_model::{Epoch, ErrorCode, Index, Partition, Tick};
 use tenure_proto::{convert, v1};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
 use super::places::{Asker, Place};
-use crate::soft::Held;
+use crate::soft::{Held, Phase};
 
 /// One message down, or the end of the stream.
 pub type Down = Result<v1::SessionDown, Status>;
 
-/// Tells the sessions of one node apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Tells the sessions of one node apart; a later one is higher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
 /// What sessions tell the driver.
@@ -54,13 +54,74 @@ pub struct Heartbeat {
     pub session: SessionId,
     pub receipt: Tick,
     pub sequence: u64,
-    pub held: Vec<Held>,
+    pub said: Said,
+    /// The member understands an answer without a list.
+    pub takes_as_held: bool,
+}
+
+/// What a heartbeat says is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// One by one.
+    List(Vec<Held>),
+    /// All of the list of this version that went down the stream, running; positions in the list's order.
+    AsListed { version: Index, positions: Vec<u64> },
+}
+
+/// What a heartbeat named, as far as its answer depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Exactly the list of this version, by a member that then needs no list in the answer.
+    AsListed(Index),
+    /// Some list: the member's last heartbeat in `Beats`.
+    Something,
+    /// A list that was not the newest any more: there is nothing to compare.
+    Unknown,
+}
+
+/// The grants of the newest list that went down a stream, where none was revoked. What a version stands for does not
+/// change: every entry that changes a member's list raises it.
+#[derive(Debug)]
+pub struct Listed {
+    version: Index,
+    grants: Vec<(Partition, Epoch)>,
+}
+
+impl Listed {
+    /// Nothing where a grant is revoked: what remains of its drain is told in every answer.
+    pub fn of(assignment: &Assignment) -> Option<Self> {
+        if assignment.partitions.iter().any(|assigned| assigned.revoking) {
+            return None;
+        }
+        let grants = assignment.partitions.iter();
+        let grants = grants.map(|assigned| (assigned.partition, assigned.epoch)).collect();
+        Some(Self { version: assignment.version, grants })
+    }
+
+    fn is_held(&self, held: &[Held]) -> bool {
+        let held = held.iter().map(|held| (held.partition, held.epoch));
+        held.eq(self.grants.iter().copied())
+    }
+
+    fn running_at(&self, positions: &[u64]) -> Vec<Held> {
+        let grants = self.grants.iter().zip(positions);
+        let held = grants.map(|((partition, epoch), position)| Held {
+            partition: *partition,
+            epoch: *epoch,
+            phase: Phase::Running,
+            position: *position,
+            phase_ms: 0,
+            error: String::new(),
+        });
+        held.collect()
+    }
 }
 
 /// A session as the driver keeps it.
 pub struct Session {
     pub id: SessionId,
     pub is_joined: bool,
+    listed: Option<Listed>,
     outbound: mpsc::Sender<Down>,
     ended: oneshot::Sender<LastWordSaid>,
 }
@@ -68,7 +129,34 @@ pub struct Session {
 impl Session {
     pub fn new(open: Open) -> (MemberRef, Tick, Self) {
         let Open { member, session, receipt, outbound, ended } = open;
-        (member, receipt, Self { id: session, is_joined: false, outbound, ended })
+        (member, receipt, Self { id: session, is_joined: false, listed: None, outbound, ended })
+    }
+
+    /// A whole list goes down the stream.
+    pub fn list(&mut self, listed: Option<Listed>) {
+        self.listed = listed;
+    }
+
+    /// Compares what a heartbeat says with the list that went down last. Nothing is held as far as is known where it
+    /// speaks of another list.
+    pub fn read(&self, said: Said, takes_as_held: bool) -> (Option<Vec<Held>>, Named) {
+        match said {
+            Said::List(held) => {
+                let listed = self.listed.as_ref();
+                let listed = listed.filter(|listed| takes_as_held && listed.is_held(&held));
+                let named =
+                    listed.map_or(Named::Something, |listed| Named::AsListed(listed.version));
+                (Some(held), named)
+            }
+            Said::AsListed { version, positions } => match &self.listed {
+                Some(listed)
+                    if listed.version == version && listed.grants.len() == positions.len() =>
+                {
+                    (Some(listed.running_at(&positions)), Named::AsListed(version))
+                }
+                Some(_) | None => (None, Named::Unknown),
+            },
+        }
     }
 
     /// Sends one message; false when the member lets too much pile up, or is gone.

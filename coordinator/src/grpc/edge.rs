@@ -13,14 +13,15 @@ use tenure_model::limits::{
     TOPIC_PARTITIONS_MAX, TOPICS_MAX, WEIGHT_MAX,
 };
 use tenure_model::{
-    CommitSequence, Epoch, GroupId, LeaseSettings, MemberEpoch, MemberId, Partition, RequestId,
-    TopicId, TopicName,
+    CommitSequence, Epoch, GroupId, Index, LeaseSettings, MemberEpoch, MemberId, Partition,
+    RequestId, TopicId, TopicName,
 };
 use tenure_proto::convert::{
     Malformed, at_most, epoch, group_settings, name, next_offset, partition,
 };
 use tenure_proto::v1;
 
+use crate::driver::session::Said;
 use crate::raft::NodeId;
 use crate::settings::is_address;
 use crate::soft::{Held, Phase};
@@ -112,7 +113,22 @@ pub fn report_topics(
 }
 
 /// Reads what a heartbeat says is held.
-pub fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
+pub fn said(beat: v1::Heartbeat) -> Result<Said, Malformed> {
+    const FIELD: &str = "heartbeat.as_listed";
+    let Some(v1::HeldAsListed { version, positions }) = beat.as_listed else {
+        return held(&beat.held).map(Said::List);
+    };
+    if !beat.held.is_empty() {
+        return Err(Malformed::new(FIELD, "stands beside heartbeat.held: give one of them"));
+    }
+    at_most("heartbeat.as_listed.positions", positions.len(), REQUEST_PARTITIONS_MAX)?;
+    for position in &positions {
+        next_offset("heartbeat.as_listed.positions", *position)?;
+    }
+    Ok(Said::AsListed { version: Index(version), positions })
+}
+
+fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
     const FIELD: &str = "heartbeat.held";
     at_most(FIELD, wire.len(), REQUEST_PARTITIONS_MAX)?;
     let mut seen = Seen::new(FIELD);
@@ -379,12 +395,15 @@ pub fn text(field: &'static str, text: &str, max: usize) -> Result<String, Malfo
 /// Refuses a partition, or one grant of it, that one request names twice.
 struct Seen {
     field: &'static str,
-    partitions: BTreeSet<(Partition, Option<Epoch>)>,
+    /// Those that came in order, as they do from the SDK: they need no set.
+    ascending: Vec<(Partition, Option<Epoch>)>,
+    /// The others, each below the last of `ascending` when it came.
+    others: BTreeSet<(Partition, Option<Epoch>)>,
 }
 
 impl Seen {
     const fn new(field: &'static str) -> Self {
-        Self { field, partitions: BTreeSet::new() }
+        Self { field, ascending: Vec::new(), others: BTreeSet::new() }
     }
 
     fn once(&mut self, partition: Partition) -> Result<Partition, Malformed> {
@@ -401,7 +420,14 @@ impl Seen {
         partition: Partition,
         epoch: Option<Epoch>,
     ) -> Result<Partition, Malformed> {
-        if self.partitions.insert((partition, epoch)) {
+        let key = (partition, epoch);
+        let is_new = if self.ascending.last().is_none_or(|last| *last < key) {
+            self.ascending.push(key);
+            true
+        } else {
+            self.ascending.binary_search(&key).is_err() && self.others.insert(key)
+        };
+        if is_new {
             Ok(partition)
         } else {
             Err(Malformed::new(self.field, format!("names partition {partition} twice")))

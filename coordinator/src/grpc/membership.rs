@@ -315,14 +315,10 @@ impl Session<'_> {
     }
 
     async fn heartbeat(&mut self, beat: v1::Heartbeat, receipt: Tick) -> Result<(), Status> {
-        let held = edge::held(&beat.held).map_err(Refusal::from)?;
-        let heartbeat = Heartbeat {
-            member: self.member.clone(),
-            session: self.id,
-            receipt,
-            sequence: beat.sequence,
-            held,
-        };
+        let (sequence, takes_as_held) = (beat.sequence, beat.takes_as_held);
+        let said = edge::said(beat).map_err(Refusal::from)?;
+        let (member, session) = (self.member.clone(), self.id);
+        let heartbeat = Heartbeat { member, session, receipt, sequence, said, takes_as_held };
         if self.services.0.driver.tell(Input::Heartbeat(heartbeat)).await {
             Ok(())
         } else {

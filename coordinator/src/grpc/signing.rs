@@ -130,7 +130,7 @@ mod tests {
         });
         let assignment =
             Some(v1::Assignment { version, partitions: partitions.collect(), preparing: vec![] });
-        let answer = v1::HeartbeatAnswer { sequence: 1, assignment };
+        let answer = v1::HeartbeatAnswer { sequence: 1, assignment, as_held: 0 };
         Ok(v1::SessionDown { down: Some(DownKind::HeartbeatAnswer(answer)) })
     }
 

@@ -317,7 +317,8 @@ impl Session {
         self.sequence += 1;
         let sequence = self.sequence;
         let assignment_version = self.assignment.version;
-        self.send(Up::Heartbeat(v1::Heartbeat { sequence, held, assignment_version })).await;
+        let beat = v1::Heartbeat { sequence, held, assignment_version, ..v1::Heartbeat::default() };
+        self.send(Up::Heartbeat(beat)).await;
         loop {
             match self.next().await {
                 Ok(Some(Down::HeartbeatAnswer(answer))) if answer.sequence == sequence => {

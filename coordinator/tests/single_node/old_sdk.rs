@@ -82,10 +82,7 @@ fn write(version: &str) {
     let member = || "ann".to_owned();
     let messages = [
         ("join", up(Up::Join(steady("ann", 1)))),
-        (
-            "heartbeat",
-            up(Up::Heartbeat(v1::Heartbeat { sequence: 1, held: vec![], assignment_version: 0 })),
-        ),
+        ("heartbeat", up(Up::Heartbeat(v1::Heartbeat { sequence: 1, ..v1::Heartbeat::default() }))),
         (
             "acquired",
             up(Up::Acquired(v1::Acquired {

@@ -25,6 +25,10 @@ pub(super) struct Grants {
     preparing: BTreeMap<Partition, bool>,
     /// Highest assignment version seen in this membership.
     version: Index,
+    /// What a heartbeat names, shared by those that wait for an answer; nothing: it changed since the last one.
+    named: Option<Named>,
+    /// Version of the newest list that came down the present stream, while it is exactly what is held.
+    complete: Option<Index>,
     /// End of the member's own lease; grants end no later.
     lease_ends_at: Option<Tick>,
     risk: Risk,
@@ -40,6 +44,9 @@ enum Risk {
     /// It ended before anything could be said, in a process that slept.
     Missed,
 }
+
+/// The grants that a heartbeat named.
+pub(super) type Named = Arc<[(Partition, Epoch)]>;
 
 /// One grant that is held.
 #[derive(Debug)]
@@ -65,6 +72,7 @@ impl Grants {
 
     pub(super) fn begin_membership(&mut self) {
         self.version = Index(0);
+        self.complete = None;
         self.lease_ends_at = None;
         self.risk = Risk::Nothing;
     }
@@ -104,6 +112,33 @@ impl Grants {
         held.error = wire::error_text(error);
     }
 
+    /// A new stream: nothing that came down another one is known to its node.
+    pub(super) const fn begin_stream(&mut self) {
+        self.complete = None;
+    }
+
+    fn insert(&mut self, partition: Partition, held: Held) {
+        self.held.insert(partition, held);
+        (self.named, self.complete) = (None, None);
+    }
+
+    /// What a heartbeat names now.
+    pub(super) fn named(&mut self) -> Named {
+        let held = &self.held;
+        let list = || held.iter().map(|(partition, held)| (*partition, held.epoch)).collect();
+        Arc::clone(self.named.get_or_insert_with(list))
+    }
+
+    /// What is held as the list that came down this stream, where that says it all.
+    pub(super) fn as_listed(&self) -> Option<v1::HeldAsListed> {
+        let runs = |held: &Held| {
+            held.phase == Phase::Running && held.drain_ends_at.is_none() && held.error.is_empty()
+        };
+        let version = self.complete.filter(|_| self.held.values().all(runs))?.0;
+        let positions = self.held.values().map(|held| held.position.get()).collect();
+        Some(v1::HeldAsListed { version, positions })
+    }
+
     /// Everything that the member believes to hold, for a heartbeat.
     pub(super) fn heartbeat(&self, sequence: u64, now: Tick) -> v1::Heartbeat {
         let held = self.held.iter().map(|(partition, held)| v1::HeldPartition {
@@ -114,13 +149,20 @@ impl Grants {
             phase_ms: u64::try_from(now.since(held.phase_since).as_millis()).unwrap_or(u64::MAX),
             error: held.error.clone(),
         });
-        v1::Heartbeat { sequence, held: held.collect(), assignment_version: self.version.0 }
+        v1::Heartbeat {
+            sequence,
+            held: held.collect(),
+            assignment_version: self.version.0,
+            takes_as_held: true,
+            as_listed: None,
+        }
     }
 
     /// Ends a grant here, for good.
     pub(super) fn end(&mut self, partition: Partition, epoch: Epoch, out: &mut Vec<Output>) {
         if self.held.get(&partition).is_some_and(|held| held.epoch == epoch) {
             self.held.remove(&partition);
+            (self.named, self.complete) = (None, None);
         }
         self.note_end(partition, epoch);
         out.push(Output::Lease { partition, epoch, change: LeaseChange::Stopped });
@@ -273,13 +315,12 @@ impl Machine {
         if assignment.version < self.grants.version {
             return;
         }
-        self.grants.version = assignment.version;
+        let version = assignment.version;
+        self.grants.version = version;
         if let Some(sent) = sent {
-            let end = lease_end(sent, self.lengths.ttl(), &self.lengths);
-            let end = self.grants.lease_ends_at.map_or(end, |known| known.max(end));
-            self.grants.lease_ends_at = Some(end);
-            out.push(Output::LeaseEnds { at: Some(end) });
+            self.extend_own_lease(sent, out);
         }
+        let is_in_order = assignment.partitions.is_sorted_by(|a, b| a.partition < b.partition);
         let mut listed = BTreeMap::<Partition, Assigned>::new();
         for assigned in assignment.partitions {
             let known = listed.get(&assigned.partition);
@@ -295,15 +336,21 @@ impl Machine {
             }
         }
         self.grants.forget(&listed);
-        let owned = listed.keys().copied().collect();
+        let owned: BTreeSet<Partition> = listed.keys().copied().collect();
         let mut unwanted = Vec::new();
+        let mut is_complete = is_in_order;
         for assigned in listed.into_values() {
+            let grant = (assigned.partition, assigned.epoch);
+            is_complete &= assigned.drain_remaining.is_none();
             if self.grants.holds(assigned.partition, assigned.epoch) {
-                self.keep(&assigned, sent, now, out);
+                self.keep(grant, assigned.drain_remaining, sent, now, out);
             } else if !self.take(&assigned, now, out) {
-                unwanted.push((assigned.partition, assigned.epoch));
+                unwanted.push(grant);
             }
         }
+        // Losses went before, so whatever is held is listed.
+        is_complete &= self.grants.held.len() == owned.len();
+        self.grants.complete = is_complete.then_some(version);
         self.grants.find_next_end();
         self.prepare(assignment.preparing, &owned, sent.unwrap_or(now), out);
         // A leave ends them all.
@@ -312,11 +359,60 @@ impl Machine {
         }
     }
 
+    /// The heartbeat sent at `sent` named exactly the newest assignment, which has this version: `named`.
+    pub(super) fn confirmed(
+        &mut self,
+        version: Index,
+        named: &Named,
+        sent: Tick,
+        now: Tick,
+        out: &mut Vec<Output>,
+    ) {
+        if version < self.grants.version {
+            return;
+        }
+        self.grants.version = version;
+        self.extend_own_lease(sent, out);
+        let is_held = self.grants.named.as_ref().is_some_and(|of_now| Arc::ptr_eq(of_now, named));
+        if !is_held {
+            let listed: BTreeSet<_> = named.iter().copied().collect();
+            for (partition, epoch) in self.grants.held() {
+                if !listed.contains(&(partition, epoch)) {
+                    self.lose(partition, epoch, LostCause::Gone, out);
+                }
+            }
+        }
+        for (partition, epoch) in named.iter().copied() {
+            // What ended here since is being released already.
+            if self.grants.holds(partition, epoch) {
+                self.keep((partition, epoch), None, Some(sent), now, out);
+            }
+        }
+        self.grants.complete = is_held.then_some(version);
+        self.grants.find_next_end();
+        for partition in std::mem::take(&mut self.grants.preparing).into_keys() {
+            out.push(Output::PreparationEnded { partition });
+        }
+    }
+
+    fn extend_own_lease(&mut self, sent: Tick, out: &mut Vec<Output>) {
+        let end = lease_end(sent, self.lengths.ttl(), &self.lengths);
+        let end = self.grants.lease_ends_at.map_or(end, |known| known.max(end));
+        self.grants.lease_ends_at = Some(end);
+        out.push(Output::LeaseEnds { at: Some(end) });
+    }
+
     /// Moves the lease of a grant that is listed.
-    fn keep(&mut self, assigned: &Assigned, sent: Option<Tick>, now: Tick, out: &mut Vec<Output>) {
-        let Some(held) = self.grants.held.get_mut(&assigned.partition) else { return };
-        let (partition, epoch) = (assigned.partition, assigned.epoch);
-        if let Some(remaining) = assigned.drain_remaining {
+    fn keep(
+        &mut self,
+        (partition, epoch): (Partition, Epoch),
+        drain_remaining: Option<Duration>,
+        sent: Option<Tick>,
+        now: Tick,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(held) = self.grants.held.get_mut(&partition) else { return };
+        if let Some(remaining) = drain_remaining {
             let drain_ends_at = lease_end(sent.unwrap_or(now), remaining, &self.lengths);
             if held.drain_ends_at.is_none() {
                 out.push(Output::Revoked { partition, epoch, deadline: drain_ends_at });
@@ -365,7 +461,7 @@ impl Machine {
             position: NextOffset::ZERO,
             error: String::new(),
         };
-        self.grants.held.insert(partition, held);
+        self.grants.insert(partition, held);
         out.push(Output::Granted(Granted {
             member: self.member.clone(),
             partition,

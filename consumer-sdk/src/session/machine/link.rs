@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tenure_model::{ErrorCode, LeaseSettings, MemberEpoch, RetryClass, Tick, TopicName};
+use tenure_model::{ErrorCode, Index, LeaseSettings, MemberEpoch, RetryClass, Tick, TopicName};
 use tenure_proto::convert::{Malformed, group_settings_to_wire};
 use tenure_proto::v1;
 
+use super::grants::Named;
 use super::{Machine, Output};
 use crate::session::nodes::Nodes;
 use crate::session::wire;
@@ -43,10 +44,19 @@ pub(super) enum Link {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Live {
     sequence: u64,
-    /// When each heartbeat without an answer was sent.
-    sent: BTreeMap<u64, Tick>,
+    /// Heartbeats without an answer.
+    sent: BTreeMap<u64, Sent>,
     last_sent: Tick,
     last_answered: Tick,
+    /// The node has answered without a list: it knows the short form of heartbeats.
+    knows_as_listed: bool,
+}
+
+/// A heartbeat that was sent.
+#[derive(Debug, PartialEq, Eq)]
+struct Sent {
+    at: Tick,
+    named: Named,
 }
 
 impl Live {
@@ -57,7 +67,7 @@ impl Live {
     /// When the stream is taken for dead: 1.5 intervals after the last answer, but never sooner than half an interval
     /// after the question, or a process that slept would give a good stream up.
     fn dead_at(&self, lengths: &LeaseSettings) -> Option<Tick> {
-        let oldest = *self.sent.values().next()?;
+        let oldest = self.sent.values().next()?.at;
         let half = lengths.heartbeat_interval() / 2;
         Some(self.last_answered.after(half * 3).max(oldest.after(half)))
     }
@@ -198,12 +208,28 @@ impl Machine {
         let Link::Live(live) = &mut self.link else { return };
         live.sequence += 1;
         live.last_sent = now;
-        live.sent.insert(live.sequence, now);
+        live.sent.insert(live.sequence, Sent { at: now, named: self.grants.named() });
         if live.sent.len() > HEARTBEATS_MAX {
             live.sent.pop_first();
         }
-        let mut heartbeat = self.grants.heartbeat(live.sequence, now);
-        heartbeat.held.extend(self.acts.kept_for_leave());
+        let kept: Vec<_> = self.acts.kept_for_leave().collect();
+        let is_short = live.knows_as_listed && kept.is_empty();
+        let heartbeat = match self.grants.as_listed().filter(|_| is_short) {
+            Some(as_listed) => v1::Heartbeat {
+                sequence: live.sequence,
+                assignment_version: as_listed.version,
+                takes_as_held: true,
+                as_listed: Some(as_listed),
+                held: vec![],
+            },
+            None => {
+                let mut heartbeat = self.grants.heartbeat(live.sequence, now);
+                // An answer to more than what is held needs its list.
+                heartbeat.takes_as_held = kept.is_empty();
+                heartbeat.held.extend(kept);
+                heartbeat
+            }
+        };
         out.push(Output::Send(v1::SessionUp {
             up: Some(v1::session_up::Up::Heartbeat(heartbeat)),
         }));
@@ -321,7 +347,9 @@ impl Machine {
             sent: BTreeMap::new(),
             last_sent: sent,
             last_answered: now,
+            knows_as_listed: false,
         });
+        self.grants.begin_stream();
         if let Some(assignment) = assignment {
             self.assigned(assignment, Some(sent), now, out);
         }
@@ -343,9 +371,20 @@ impl Machine {
             // Not before: a stream that breaks as soon as it is joined must not be opened over and over.
             self.backoff.reset();
         }
-        let Some(assignment) = answer.assignment else { return Ok(()) };
-        let assignment = wire::assignment(assignment)?;
-        self.assigned(assignment, sent, now, out);
+        match (answer.assignment, answer.as_held) {
+            (Some(assignment), _) => {
+                let assignment = wire::assignment(assignment)?;
+                self.assigned(assignment, sent.map(|sent| sent.at), now, out);
+            }
+            (None, 0) => {}
+            (None, version) => {
+                live.knows_as_listed = true;
+                // Without the heartbeat it is not known what it named.
+                if let Some(Sent { at, named }) = sent {
+                    self.confirmed(Index(version), &named, at, now, out);
+                }
+            }
+        }
         Ok(())
     }
 }

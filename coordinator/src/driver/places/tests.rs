@@ -8,7 +8,7 @@ use tenure_model::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::leading::Lane;
-use super::super::session::{Down, Heartbeat, LastWordSaid, Open, Session};
+use super::super::session::{Down, Heartbeat, LastWordSaid, Open, Said, Session};
 use super::*;
 use crate::machine::GroupMachine;
 use crate::raft::{EntryContext, Machine as _};
@@ -162,8 +162,9 @@ fn successor_waits_while_nothing_is_heard_and_is_refused_once_something_is() {
     let mut rig = Rig::new(Takeover::Lease, 1, true);
     assert_eq!(rig.ask("new", at(1_000)), waits(9_000), "heard before it asked: says nothing");
     let beat = |sequence, receipt| {
-        let (member, held) = (named(0), vec![]);
-        Heartbeat { member, session: SessionId(1), receipt, sequence, held }
+        let (member, session) = (named(0), SessionId(1));
+        let (said, takes_as_held) = (Said::List(vec![]), false);
+        Heartbeat { member, session, receipt, sequence, said, takes_as_held }
     };
     rig.reign.heartbeat(beat(1, at(2_000)));
     assert_eq!(rig.ask("new", at(2_100)), Place::Taken);

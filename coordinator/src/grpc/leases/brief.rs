@@ -14,7 +14,7 @@ use tonic::Status;
 use super::super::Services;
 use super::super::refusal::Refusal;
 use super::{Granted, granted};
-use crate::driver::session::{Down, Heartbeat, Input, LastWordSaid, Open, SessionId};
+use crate::driver::session::{Down, Heartbeat, Input, LastWordSaid, Open, Said, SessionId};
 use crate::raft::ProposeError;
 use crate::soft::{Held, Phase};
 
@@ -77,7 +77,8 @@ impl Brief {
             session: self.id,
             receipt,
             sequence: 1,
-            held: vec![held],
+            said: Said::List(vec![held]),
+            takes_as_held: false,
         };
         if !self.services.0.driver.tell(Input::Heartbeat(heartbeat)).await {
             return Err(Refusal::from(ProposeError::Stopped).into());

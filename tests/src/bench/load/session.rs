@@ -73,7 +73,9 @@ pub(super) struct Session {
     down: Streaming<v1::SessionDown>,
     /// Newest assignment that was acted on.
     version: u64,
-    /// What is held, by topic id and index.
+    /// It is exactly what is held, and the node knows the short form of heartbeats.
+    is_short: bool,
+    /// What is held, by topic id and index: the order of lists, for all are of one topic.
     held: BTreeMap<(String, u32), v1::HeldPartition>,
     published: watch::Sender<Vec<v1::HeldPartition>>,
     requests: u64,
@@ -93,6 +95,7 @@ impl Session {
             up,
             down,
             version: 0,
+            is_short: false,
             held: BTreeMap::new(),
             published: watch::Sender::default(),
             requests: 0,
@@ -155,8 +158,14 @@ impl Session {
                         self.heartbeat().await?;
                     }
                 }
-                let assignment = answer.assignment.ok_or("a heartbeat's answer extends nothing")?;
-                self.follow(assignment).await
+                match (answer.assignment, answer.as_held) {
+                    (Some(assignment), _) => self.follow(assignment).await,
+                    (None, 0) => Err("a heartbeat's answer extends nothing".into()),
+                    (None, version) => {
+                        self.is_short = version == self.version;
+                        Ok(())
+                    }
+                }
             }
             Down::Ended(ended) => Err(format!("a membership ended: {:?}", ended.error).into()),
         }
@@ -168,9 +177,18 @@ impl Session {
         for held in self.held.values_mut() {
             held.position += 1;
         }
-        let held = self.held.values().cloned().collect();
-        let beat =
-            v1::Heartbeat { sequence: self.sequence, held, assignment_version: self.version };
+        let mut beat = v1::Heartbeat {
+            sequence: self.sequence,
+            assignment_version: self.version,
+            takes_as_held: true,
+            ..v1::Heartbeat::default()
+        };
+        if self.is_short {
+            let positions = self.held.values().map(|held| held.position).collect();
+            beat.as_listed = Some(v1::HeldAsListed { version: self.version, positions });
+        } else {
+            beat.held = self.held.values().cloned().collect();
+        }
         self.send(Up::Heartbeat(beat)).await
     }
 
@@ -184,6 +202,7 @@ impl Session {
             return Ok(());
         }
         self.version = assignment.version;
+        self.is_short = false;
         let mut before = std::mem::take(&mut self.held);
         for assigned in assignment.partitions {
             let partition = assigned.partition.ok_or("an assigned partition has no name")?;

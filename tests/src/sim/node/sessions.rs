@@ -98,13 +98,20 @@ impl World {
         match up {
             Up::Join(_) => {}
             Up::Heartbeat(beat) => {
-                let held = edge::held(&beat.held).expect("the SDK's heartbeats are well-formed");
                 let session = SessionId(number);
-                let sequence = beat.sequence;
+                let (sequence, takes_as_held) = (beat.sequence, beat.takes_as_held);
+                let said = edge::said(beat).expect("the SDK's heartbeats are well-formed");
                 let heard = member.member.clone();
                 self.fact(&Fact::Heard { member: &heard });
                 if let Some(reign) = &mut self.nodes[node].reign {
-                    reign.heartbeat(Heartbeat { member, session, receipt, sequence, held });
+                    reign.heartbeat(Heartbeat {
+                        member,
+                        session,
+                        receipt,
+                        sequence,
+                        said,
+                        takes_as_held,
+                    });
                 }
                 self.pump_sessions(node);
             }

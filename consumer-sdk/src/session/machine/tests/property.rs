@@ -16,6 +16,8 @@ enum Step {
     Refused,
     Joined(v1::Assignment),
     Answer(u64, v1::Assignment),
+    /// The list is what that heartbeat named, in this version.
+    AsHeld(u64, u64),
     Assign(v1::Assignment),
     Gone,
     Release(u32),
@@ -60,10 +62,12 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Refused),
         6 => assignment().prop_map(Step::Joined),
         12 => (prop_oneof![3 => Just(0_u64), 1 => 0..6_u64], assignment()).prop_map(|(back, assignment)| Step::Answer(back, assignment)),
+        12 => (prop_oneof![3 => Just(0_u64), 1 => 0..6_u64], prop_oneof![9 => Just(8_u64), 1 => Just(9_u64)])
+            .prop_map(|(back, version)| Step::AsHeld(back, version)),
         3 => assignment().prop_map(Step::Assign),
         1 => Just(Step::Gone),
         2 => (0..2_u32).prop_map(Step::Release),
-        2 => (0..2_u32).prop_map(Step::Acquired),
+        6 => (0..2_u32).prop_map(Step::Acquired),
         2 => (1..6_u64, any::<bool>()).prop_map(|(request, done)| Step::Answered(request, done)),
     ]
 }
@@ -79,6 +83,13 @@ struct Seen {
     asked: BTreeMap<u64, Tick>,
     /// What the present input answers.
     named: Option<Tick>,
+    /// What each heartbeat of this stream without an answer named.
+    held: BTreeMap<u64, Vec<(Partition, Epoch)>>,
+    /// Lists of this stream as the coordinator knows them, by version.
+    lists: BTreeMap<u64, Vec<(Partition, Epoch)>>,
+    awaits_joined: bool,
+    /// Heartbeats in the short form.
+    short: u64,
     sequence: u64,
     extended: u64,
     is_closed: bool,
@@ -95,13 +106,30 @@ impl Seen {
             Output::Send(up) => match up.up.unwrap() {
                 Up::Join(_) => {
                     self.sequence = 0;
+                    self.held.clear();
+                    self.lists.clear();
+                    self.awaits_joined = true;
                     self.asked = BTreeMap::from([(0, now)]);
                     self.last_asked = Some(now);
                 }
                 Up::Heartbeat(heartbeat) => {
-                    let held: Vec<_> = heartbeat.held.iter().map(|held| held.epoch).collect();
-                    let live: Vec<_> = self.live.values().map(|(epoch, _)| epoch.get()).collect();
-                    assert_eq!(held, live, "a heartbeat carries what is held");
+                    let live = self.live.iter();
+                    let live: Vec<_> =
+                        live.map(|(partition, (epoch, _))| (*partition, *epoch)).collect();
+                    if let Some(v1::HeldAsListed { version, positions }) = &heartbeat.as_listed {
+                        assert_eq!(
+                            Some(&live),
+                            self.lists.get(version),
+                            "the list is what is held"
+                        );
+                        assert_eq!(positions.len(), live.len());
+                        self.short += 1;
+                    } else {
+                        let held: Vec<_> = heartbeat.held.iter().map(|held| held.epoch).collect();
+                        let live: Vec<_> = live.iter().map(|(_, epoch)| epoch.get()).collect();
+                        assert_eq!(held, live, "a heartbeat carries what is held");
+                    }
+                    self.held.insert(heartbeat.sequence, live);
                     self.sequence = heartbeat.sequence;
                     self.asked.insert(heartbeat.sequence, now);
                     self.last_asked = Some(now);
@@ -161,6 +189,38 @@ impl Seen {
     }
 }
 
+impl Seen {
+    /// Notes what lists the coordinator has sent down this stream.
+    fn note_list(&mut self, input: &Input) {
+        let Input::Received(down) = input else { return };
+        let mut confirmed = None;
+        let assignment = match down.down.as_ref().unwrap() {
+            Down::Joined(joined) if std::mem::take(&mut self.awaits_joined) => {
+                joined.assignment.as_ref()
+            }
+            Down::HeartbeatAnswer(answer) => {
+                let named = self.held.remove(&answer.sequence);
+                if let Some(named) = named {
+                    self.held = self.held.split_off(&answer.sequence);
+                    confirmed = Some((answer.as_held, named));
+                }
+                answer.assignment.as_ref()
+            }
+            Down::Assignment(assignment) => Some(assignment),
+            Down::Joined(_) | Down::ActAnswer(_) | Down::Ended(_) => None,
+        };
+        if let Some(assignment) = assignment {
+            let grants = assignment.partitions.iter().map(|assigned| {
+                let partition = partition(index_of(assigned.partition.as_ref()));
+                (partition, Epoch::new(assigned.epoch).unwrap())
+            });
+            self.lists.insert(assignment.version, grants.collect());
+        } else if let Some((version, named)) = confirmed {
+            self.lists.insert(version, named);
+        }
+    }
+}
+
 fn fill_in(mut assignment: v1::Assignment, seen: &Seen) -> v1::Assignment {
     for assigned in assignment.partitions.iter_mut().filter(|assigned| assigned.epoch == 0) {
         let partition = partition(index_of(assigned.partition.as_ref()));
@@ -180,6 +240,12 @@ fn input(step: Step, machine: &Machine, seen: &Seen, joins: u64) -> Input {
         Step::Answer(back, assignment) => down(Down::HeartbeatAnswer(v1::HeartbeatAnswer {
             sequence: seen.sequence.saturating_sub(back),
             assignment: Some(fill_in(assignment, seen)),
+            as_held: 0,
+        })),
+        Step::AsHeld(back, version) => down(Down::HeartbeatAnswer(v1::HeartbeatAnswer {
+            sequence: seen.sequence.saturating_sub(back),
+            assignment: None,
+            as_held: version,
         })),
         Step::Assign(assignment) => down(Down::Assignment(fill_in(assignment, seen))),
         Step::Gone => Input::Disconnected { error: Some(error("MEMBER_GONE", "")) },
@@ -207,8 +273,8 @@ fn input(step: Step, machine: &Machine, seen: &Seen, joins: u64) -> Input {
     }
 }
 
-/// Plays a history; answers how often a lease was extended in it.
-fn play(seed: u64, steps: Vec<Step>) -> u64 {
+/// Plays a history; answers how often a lease was extended in it, and how often a heartbeat was short.
+fn play(seed: u64, steps: Vec<Step>) -> (u64, u64) {
     let mut machine = Machine::new(settings(seed));
     let mut seen = Seen::default();
     let mut now = Tick(0);
@@ -222,6 +288,7 @@ fn play(seed: u64, steps: Vec<Step>) -> u64 {
             | Step::Refused
             | Step::Joined(_)
             | Step::Answer(..)
+            | Step::AsHeld(..)
             | Step::Assign(_)
             | Step::Release(_)
             | Step::Acquired(_)
@@ -229,7 +296,9 @@ fn play(seed: u64, steps: Vec<Step>) -> u64 {
         }
         let answers = match &step {
             Step::Joined(_) => Some(0),
-            Step::Answer(back, _) => Some(seen.sequence.saturating_sub(*back)),
+            Step::Answer(back, _) | Step::AsHeld(back, _) => {
+                Some(seen.sequence.saturating_sub(*back))
+            }
             Step::Sleep(_)
             | Step::Connected
             | Step::Broken
@@ -242,6 +311,7 @@ fn play(seed: u64, steps: Vec<Step>) -> u64 {
         };
         seen.named = answers.and_then(|sequence| seen.asked.get(&sequence).copied());
         let input = input(step, &machine, &seen, joins);
+        seen.note_list(&input);
         for output in machine.handle(input, now) {
             seen.take(output, now);
         }
@@ -251,16 +321,21 @@ fn play(seed: u64, steps: Vec<Step>) -> u64 {
         let wake = machine.next_wake();
         assert!(wake.is_none_or(|wake| wake > now), "wakes for nothing");
     }
-    seen.extended
+    (seen.extended, seen.short)
 }
 
 #[test]
 fn histories_extend_leases_at_all() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let histories = proptest::collection::vec(step(), 80);
-    let extended: u64 =
-        (0..100).map(|seed| play(seed, histories.new_tree(&mut runner).unwrap().current())).sum();
+    let (mut extended, mut short) = (0, 0);
+    for seed in 0..100 {
+        let counts = play(seed, histories.new_tree(&mut runner).unwrap().current());
+        extended += counts.0;
+        short += counts.1;
+    }
     assert!(extended > 10, "only {extended} extensions in 100 histories");
+    assert!(short > 0, "no heartbeat is short in 100 histories");
 }
 
 proptest! {

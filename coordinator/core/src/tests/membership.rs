@@ -377,3 +377,48 @@ fn pin_of_a_static_member_is_that_of_the_one_that_returns() {
         ",
     );
 }
+
+#[test]
+fn static_member_that_leaves_for_a_while_in_the_middle_of_a_revoke_has_nothing_left_to_release_m08()
+{
+    check(
+        "
+        join ann instance x sees t=2 -> group g created; ann joined; t has 2; group epoch 1; member epoch 1, ttl 10000
+        target 0=ann 1=ann -> target for 1; 0 to ann at e1; 1 to ann at e2
+        join bob -> bob joined; group epoch 2; member epoch 3, ttl 10000
+        target 0=ann 1=bob -> target for 2; 1 asked back from ann
+        leave-for 60000 ann -> 0 e1 of ann free: left; 1 e2 of ann free: left; ann away for 60000ms; 1 to bob at e3
+        due -> bob acquires 1 e3 since 5; ann away for 60000ms at 5
+        release ann 1@e2:9 -> no: partition 1 is fenced: given e2, current is e3: stop writing to it
+        show bob -> version 5; 1 e3
+        join cat instance x -> cat joined; cat takes the place of ann; ann left; group epoch 3; 0 to cat at e4; member epoch 7, ttl 10000
+        due -> plan for 3; cat acquires 0 e4 since 7; bob acquires 1 e3 since 5
+        show cat -> version 7; 0 e4
+        ",
+    );
+}
+
+/// Any order in which a member's messages may arrive: its joins are repeated, its stream breaks, its last word is late.
+#[test]
+fn messages_of_a_member_that_leaves_end_without_it_in_any_order_m09() {
+    let mut state = 9_u64;
+    let mut draw = |count: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).unwrap() % count
+    };
+    for order in 0..1_000 {
+        let mut run = Run::default();
+        run.line("join bob sees t=2");
+        run.line("join ann");
+        let mut messages =
+            vec!["join ann", "sees ann t=2", "leave ann", "join ann", "sees ann t=3"];
+        let mut said = Vec::new();
+        while !messages.is_empty() {
+            let message = messages.remove(draw(messages.len()));
+            said.push(format!("{message} -> {}", run.line(message)));
+        }
+        let members: Vec<_> = run.state.groups[&group()].members.keys().collect();
+        assert_eq!(members, [&member("bob")], "order {order}: {said:#?}");
+    }
+}

@@ -4,6 +4,7 @@ mod cluster;
 mod disk;
 mod founding;
 mod frozen;
+mod members;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -36,6 +36,18 @@ impl Session {
         bounds: Bounds,
         read: &str,
     ) -> Result<(Self, Read), SinkError> {
+        let mut session = Self::open(shared, resource, epoch, bounds).await?;
+        let row = session.read(read, resource).await?;
+        Ok((session, row))
+    }
+
+    /// Opens a transaction for a grant.
+    pub(crate) async fn open(
+        shared: &Shared,
+        resource: &Resource,
+        epoch: Epoch,
+        bounds: Bounds,
+    ) -> Result<Self, SinkError> {
         let limit = bounds.statement + ANSWER_GRACE;
         let begin = shared.pool.begin_with(sql::BEGIN);
         let transaction = match tokio::time::timeout(shared.settings.connect_timeout, begin).await {
@@ -49,8 +61,7 @@ impl Session {
             .bind(bounds.statement.as_millis().to_string())
             .bind(bounds.idle.as_millis().to_string());
         session.execute(bound).await?;
-        let row = session.read(read, resource).await?;
-        Ok((session, row))
+        Ok(session)
     }
 
     pub(crate) fn connection(&mut self) -> &mut PgConnection {

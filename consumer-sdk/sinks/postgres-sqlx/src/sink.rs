@@ -88,9 +88,7 @@ impl SqlxSink {
         let Shared { settings, statements, .. } = &*self.shared;
         let holder = grant.member.to_string();
         let bounds = settings.bounds();
-        let (mut session, _before) =
-            Session::begin(&self.shared, &grant.resource, grant.epoch, bounds, &statements.read)
-                .await?;
+        let mut session = Session::open(&self.shared, &grant.resource, grant.epoch, bounds).await?;
         session.execute(statement(sql::DURABLE)).await?;
         let register = statement(&statements.register)
             .bind(grant.resource.to_string())

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use deadpool_postgres::{Client, Object, Pool};
 use tenure_model::Epoch;
-use tenure_sdk::grant::Resource;
-use tenure_sdk::sink::{FenceRow, SinkError, epoch_from_column};
+use tenure_sdk::grant::{Grant, Resource};
+use tenure_sdk::sink::{FenceRow, SinkError, epoch_from_column, epoch_to_column};
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::error::{classify, no_connection, transient};
@@ -44,16 +44,8 @@ impl Session {
         bounds: Bounds,
         read: &str,
     ) -> Result<(Self, Read), SinkError> {
-        let client = pool.get().await.map_err(no_connection)?;
-        let session = Self { client: Some(client), limit: bounds.statement + ANSWER_GRACE };
-        let settings = [
-            resource.as_str().to_owned(),
-            epoch.get().to_string(),
-            bounds.statement.as_millis().to_string(),
-            bounds.idle.as_millis().to_string(),
-        ];
-        let settings: Vec<(&(dyn ToSql + Sync), Type)> =
-            settings.iter().map(|text| (text as &(dyn ToSql + Sync), Type::TEXT)).collect();
+        let (session, settings) = Self::over(pool, resource, epoch, bounds).await?;
+        let settings = typed_texts(&settings);
         let client = session.client();
         let (opened, bounded, row) = tokio::join!(
             session.bounded(client.batch_execute(sql::BEGIN)),
@@ -64,6 +56,71 @@ impl Session {
         bounded?;
         let row = row?;
         Ok((session, row))
+    }
+
+    /// Raises a fence with `register`, in a transaction of its own; answers the statement's row, if it gave one.
+    ///
+    /// All of it goes out together: nothing after the statement depends on its count, since without a row there is
+    /// nothing to commit, and after an error COMMIT rolls back. An answer that did not come is [`SinkError::Unknown`].
+    pub(crate) async fn raise(
+        pool: &Pool,
+        grant: &Grant,
+        bounds: Bounds,
+        register: &str,
+    ) -> Result<Option<Option<i64>>, SinkError> {
+        let (session, settings) = Self::over(pool, &grant.resource, grant.epoch, bounds).await?;
+        let settings = typed_texts(&settings);
+        let (resource, epoch) = (grant.resource.as_str(), epoch_to_column(grant.epoch));
+        let holder = grant.member.as_str();
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&resource, Type::TEXT), (&epoch, Type::INT8), (&holder, Type::TEXT)];
+        let client = session.client();
+        let (opened, bounded, durable, raised, committed) = tokio::join!(
+            session.bounded(client.batch_execute(sql::BEGIN)),
+            session.bounded(client.query_typed(sql::BOUND, &settings)),
+            session.bounded(client.batch_execute(sql::DURABLE)),
+            session.bounded(client.query_typed(register, &parameters)),
+            session.bounded(client.batch_execute("COMMIT")),
+        );
+        match committed {
+            Ok(()) => session.keep(),
+            Err(error) => {
+                session.close();
+                return Err(SinkError::Unknown(Box::new(error)));
+            }
+        }
+        opened?;
+        bounded?;
+        durable?;
+        let row = raised?.pop();
+        row.map(|row| row.try_get(0).map_err(classify)).transpose()
+    }
+
+    async fn over(
+        pool: &Pool,
+        resource: &Resource,
+        epoch: Epoch,
+        bounds: Bounds,
+    ) -> Result<(Self, [String; 4]), SinkError> {
+        let client = pool.get().await.map_err(no_connection)?;
+        let session = Self { client: Some(client), limit: bounds.statement + ANSWER_GRACE };
+        let settings = [
+            resource.as_str().to_owned(),
+            epoch.get().to_string(),
+            bounds.statement.as_millis().to_string(),
+            bounds.idle.as_millis().to_string(),
+        ];
+        Ok((session, settings))
+    }
+
+    /// Ends without a word to the server: the transaction has ended there.
+    fn keep(mut self) {
+        drop(self.client.take());
+    }
+
+    /// Closes the connection.
+    fn close(mut self) {
+        drop(Closing(self.client.take()));
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -113,6 +170,10 @@ impl Session {
         }
         answer
     }
+}
+
+fn typed_texts(texts: &[String]) -> Vec<(&(dyn ToSql + Sync), Type)> {
+    texts.iter().map(|text| (text as &(dyn ToSql + Sync), Type::TEXT)).collect()
 }
 
 impl Drop for Session {

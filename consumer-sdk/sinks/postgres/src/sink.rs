@@ -7,15 +7,14 @@ use tenure_model::{Epoch, Home};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
     Capabilities, Enforcement, FencedSink, Fencing, Registered, Role, Scope, SinkError, Standing,
-    Takeover, epoch_from_column, epoch_to_column,
+    Takeover, epoch_from_column,
 };
-use tokio_postgres::types::Type;
 use tokio_postgres::{Config, NoTls};
 
 use crate::error::{classify, no_connection, transient};
 use crate::session::Session;
 use crate::settings::PostgresSettings;
-use crate::sql::{self, Statements};
+use crate::sql::Statements;
 use crate::writer::PostgresWriter;
 
 /// What a sink and its writers share.
@@ -108,35 +107,20 @@ impl PostgresSink {
         PostgresWriter::new(Arc::clone(&self.shared), grant.clone(), standing)
     }
 
-    /// The statement and, if it touched nothing, the look at the row, in one transaction of their own.
+    /// The statement and, if it touched nothing, a look at the row, each in a transaction of its own.
     async fn raise(&self, grant: &Grant) -> Result<Option<Epoch>, SinkError> {
         let Shared { settings, statements, pool } = &*self.shared;
-        let holder = grant.member.to_string();
-        let (session, _before) =
-            Session::begin(pool, &grant.resource, grant.epoch, settings.bounds(), &statements.read)
-                .await?;
-        let client = session.client();
-        session.bounded(client.batch_execute(sql::DURABLE)).await?;
-        let (resource, epoch) = (grant.resource.as_str(), epoch_to_column(grant.epoch));
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
-            [(&resource, Type::TEXT), (&epoch, Type::INT8), (&holder, Type::TEXT)];
-        let raised = client.query_typed(&statements.register, &parameters);
-        let displaced = match session.bounded(raised).await?.first() {
-            Some(row) => {
-                let displaced: Option<i64> = row.try_get(0).map_err(classify)?;
-                displaced.map(epoch_from_column).transpose()?
-            }
-            None => {
-                let (row, displaced) = session
-                    .read(&statements.read, &grant.resource)
-                    .await?
-                    .ok_or_else(|| transient("the fence row was deleted while it was raised"))?;
-                let mut standing = Standing::new(grant.epoch, Role::Home, settings.fencing());
-                standing.registered(&row, &holder)?;
-                displaced
-            }
-        };
-        session.commit().await.map_err(|error| SinkError::Unknown(Box::new(error)))?;
+        let bounds = settings.bounds();
+        let raised = Session::raise(pool, grant, bounds, &statements.register).await?;
+        if let Some(displaced) = raised {
+            return displaced.map(epoch_from_column).transpose();
+        }
+        let (_session, row) =
+            Session::begin(pool, &grant.resource, grant.epoch, bounds, &statements.read).await?;
+        let (row, displaced) =
+            row.ok_or_else(|| transient("the fence row was deleted while it was raised"))?;
+        let mut standing = Standing::new(grant.epoch, Role::Home, settings.fencing());
+        standing.registered(&row, grant.member.as_str())?;
         Ok(displaced)
     }
 }

@@ -1,5 +1,6 @@
 //! Where records come from.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -89,8 +90,34 @@ impl Default for ReadAhead {
 pub enum Fetched {
     /// Records with rising offsets. Never empty.
     Records(Vec<Record>),
+    /// The same in the source's own form: whoever reads the stream makes records of them, where they are used next.
+    Packed(Box<dyn Packed>),
     /// The partition cannot go on: out of range, deleted topic, fatal client error. The last item.
     Failed(SourceError),
+}
+
+impl Fetched {
+    /// The records, made here if they are not yet; never empty.
+    ///
+    /// # Errors
+    ///
+    /// Why the partition cannot go on.
+    pub fn into_records(self) -> Result<Vec<Record>, SourceError> {
+        match self {
+            Self::Records(records) => Ok(records),
+            Self::Packed(packed) => Ok(packed.unpack()),
+            Self::Failed(error) => Err(error),
+        }
+    }
+}
+
+/// Records that a source has fetched and not made yet.
+///
+/// A source that copies out of buffers of its own leaves that to its readers: the bytes are then read and written on the
+/// thread that works on them, and one slow reader costs the others nothing.
+pub trait Packed: fmt::Debug + Send {
+    /// Makes the records: with rising offsets, never empty. Does not wait for anything.
+    fn unpack(self: Box<Self>) -> Vec<Record>;
 }
 
 /// Records of one partition, in order. Bounded: a reader that stops makes the source pause this partition alone.

@@ -15,8 +15,8 @@ use crate::ffi::{FanIn, Message, PartitionQueue, TopicHandle, Waker, cached_high
 use crate::part::Part;
 use crate::settings::KafkaSettings;
 
-/// Messages taken at once.
-const BATCH_MAX: usize = 512;
+/// Messages taken at once: those of one partition fill a batch of the default limits, so that none is taken apart.
+const BATCH_MAX: usize = 500;
 /// Topics that a client gets to know before anything of them is assigned.
 const KNOWN_MAX: usize = 1000;
 /// Events served at once, so that a storm of them leaves time for records.
@@ -156,4 +156,13 @@ fn list(part: &Part, offset: Offset) -> KafkaResult<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(1);
     list.add_partition_offset(part.topic.as_str(), part.index(), offset)?;
     Ok(list)
+}
+
+/// Drops something whose destructor may block.
+pub(crate) fn drop_elsewhere<T: Send + 'static>(value: T) {
+    let spawned =
+        std::thread::Builder::new().name("tenure-kafka-drop".into()).spawn(move || drop(value));
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread to drop a kafka client on, it was dropped here");
+    }
 }

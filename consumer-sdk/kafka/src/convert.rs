@@ -2,83 +2,47 @@
 
 use bytes::{Bytes, BytesMut};
 use rdkafka::types::RDKafkaErrorCode;
-use tenure_model::{NextOffset, Partition, TopicName};
+use tenure_model::{NextOffset, TopicName};
 use tenure_sdk::source::{Record, SourceError};
 
 use crate::ffi::Message;
 use crate::outlet::Load;
+use crate::pack::Origin;
 
 /// Keys and values of neighbours share blocks of this size, in bytes: one that is kept keeps its block.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// Records of one partition that go to its reader together.
-#[derive(Debug, Default)]
-pub(crate) struct Chunk {
-    pub(crate) records: Vec<Record>,
-    pub(crate) load: Load,
-}
-
-/// How large a chunk may be; a single larger record is one of its own.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChunkLimit {
-    pub(crate) records: usize,
-    pub(crate) bytes: usize,
-}
-
-/// Copies what one chunk takes of `messages`, those from offset `next` on; answers it and how many messages went.
+/// Copies what `messages` hold into records, and lets go of them; `load` is what they amount to.
 ///
-/// A name and blocks of its own: the reader's thread lets go of them one by one, and must not share the counts with
-/// the thread that fills the next chunk.
-pub(crate) fn chunk(
-    topic: &TopicName,
-    partition: Partition,
-    mut next: NextOffset,
-    messages: &[Message],
-    limit: ChunkLimit,
-    with_headers: bool,
-) -> (Chunk, usize) {
-    let (mut load, mut used) = (Load::default(), 0);
-    for message in messages {
-        let size = Load { records: 1, bytes: message.size_bytes() };
-        let is_full = load.records == limit.records || load.bytes + size.bytes > limit.bytes;
-        if is_full && load.records > 0 {
-            break;
-        }
-        used += 1;
-        load.add(size);
-    }
-    let topic = TopicName::new(topic.as_str()).unwrap_or_else(|_| topic.clone());
+/// A name and blocks of its own for each call: the threads that read let go of them one by one, and must not share the
+/// counts with each other.
+pub(crate) fn records_of(origin: &Origin, load: Load, messages: Vec<Message>) -> Vec<Record> {
+    let topic = TopicName::new(origin.topic.as_str()).unwrap_or_else(|_| origin.topic.clone());
     let mut blocks = Blocks { left_bytes: load.bytes, block: BytesMut::new() };
-    let mut chunk = Chunk { records: Vec::with_capacity(load.records), load: Load::default() };
-    for message in &messages[..used] {
+    let mut records = Vec::with_capacity(messages.len());
+    for message in messages {
         let Ok(offset) = NextOffset::from_signed(message.offset()) else { continue };
-        if offset < next {
-            continue;
-        }
         let mut headers = Vec::new();
         // librdkafka makes and frees a buffer for the look alone.
-        if with_headers {
+        if origin.with_headers {
             message.headers(|name, value| {
                 headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
             });
         }
-        let record = Record {
-            partition,
+        records.push(Record {
+            partition: origin.partition,
             topic: topic.clone(),
             offset,
             timestamp_ms: message.timestamp_ms(),
             key: message.key().map(|key| blocks.copy(key)),
             value: message.value().map(|value| blocks.copy(value)),
             headers,
-        };
-        next = record.next();
-        chunk.load.add(Load { records: 1, bytes: message.size_bytes() });
-        chunk.records.push(record);
+        });
     }
-    (chunk, used)
+    records
 }
 
-/// Memory for the keys and values of one chunk.
+/// Memory for the keys and values of one call.
 struct Blocks {
     left_bytes: usize,
     block: BytesMut,

@@ -148,6 +148,10 @@ impl Drop for TopicHandle {
 #[repr(transparent)]
 pub(crate) struct Message(*mut rd::rd_kafka_message_t);
 
+// SAFETY: a message is a piece of memory with counts that librdkafka changes atomically. Whoever has it alone may read it
+// and let go of it on any thread, while its client lives; `pack::Unread` sees to the latter.
+unsafe impl Send for Message {}
+
 impl Message {
     fn raw(&self) -> &rd::rd_kafka_message_t {
         // SAFETY: never null (FanIn::take), and alive until drop.

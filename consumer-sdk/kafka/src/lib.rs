@@ -19,6 +19,7 @@ mod lookup;
 mod mirror;
 mod outlet;
 mod owner;
+mod pack;
 mod part;
 mod settings;
 mod source;

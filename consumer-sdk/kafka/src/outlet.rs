@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 
+use tenure_model::NextOffset;
 use tenure_sdk::source::{Fetched, ReadAhead, RecordStream, SourceError};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::convert::{Chunk, ChunkLimit};
+use crate::pack::Pack;
 
 /// What is in the stream or waits for room in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,22 @@ impl Load {
         self.records -= other.records;
         self.bytes -= other.bytes;
     }
+}
+
+/// Records of one partition that go to its reader together.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) pack: Pack,
+    pub(crate) load: Load,
+    /// Offset after the last record.
+    pub(crate) next: NextOffset,
+}
+
+/// How large a chunk may be; a single larger record is one of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkLimit {
+    pub(crate) records: usize,
+    pub(crate) bytes: usize,
 }
 
 /// The reader is gone.
@@ -90,7 +107,7 @@ impl Outlet {
                 break;
             }
             let Some(chunk) = held.pop_front() else { break };
-            match self.sender.try_send(Fetched::Records(chunk.records)) {
+            match self.sender.try_send(Fetched::Packed(Box::new(chunk.pack))) {
                 Ok(()) => {}
                 Err(TrySendError::Closed(_)) => return Err(Gone),
                 Err(TrySendError::Full(_)) => {
@@ -137,7 +154,8 @@ pub(crate) mod tests {
             let from = first + number * size;
             let records: Vec<Record> = (from..from + size).map(record).collect();
             let load = Load { records: records.len(), bytes: records.len() * size_bytes };
-            Chunk { records, load }
+            let next = records.last().expect("a chunk is not empty").next();
+            Chunk { pack: Pack::of_records(records, load), load, next }
         };
         (0..count).map(chunk).collect()
     }
@@ -148,7 +166,7 @@ pub(crate) mod tests {
         let mut held = chunks(0, 6, 25, 10);
         assert_eq!(outlet.push(&mut held), Ok(Load { records: 100, bytes: 1000 }));
         assert_eq!(outlet.push(&mut held), Ok(Load::default()));
-        assert!(matches!(stream.try_recv(), Ok(Fetched::Records(chunk)) if chunk.len() == 25));
+        assert_eq!(stream.try_recv().unwrap().into_records().unwrap().len(), 25);
         assert_eq!(outlet.load(), Load { records: 75, bytes: 750 });
         assert_eq!(outlet.push(&mut held), Ok(Load { records: 25, bytes: 250 }));
         assert_eq!(held.len(), 1);
@@ -173,7 +191,7 @@ pub(crate) mod tests {
         assert_eq!(outlet.push(&mut chunks(0, 9, 1, 1)), Ok(Load { records: 3, bytes: 3 }));
         assert_eq!(outlet.fail(SourceError::Transient("x".into())), Ok(()));
         for _ in 0..3 {
-            assert!(matches!(stream.try_recv(), Ok(Fetched::Records(_))));
+            assert!(matches!(stream.try_recv(), Ok(Fetched::Packed(_))));
         }
         assert!(matches!(stream.try_recv(), Ok(Fetched::Failed(_))));
     }

@@ -14,9 +14,10 @@ use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
 use tokio::sync::oneshot;
 
 use crate::checker::{CHECK_INTERVAL, Checker};
-use crate::client::{Client, Stray};
+use crate::client::{Client, Stray, drop_elsewhere};
 use crate::convert::{is_final, is_unknown};
 use crate::ffi::{Message, Waker};
+use crate::pack::Unread;
 use crate::part::{Part, Step};
 use crate::settings::KafkaSettings;
 
@@ -63,6 +64,8 @@ pub(crate) struct Owner {
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     checker: Checker,
+    /// Dropped before the client, whose messages it knows.
+    unread: Unread,
     /// Absent between a fatal error and the next attempt.
     client: Option<Client>,
     client_count: u64,
@@ -94,6 +97,7 @@ impl Owner {
             waker,
             commands,
             checker,
+            unread: Unread::default(),
             client: Some(client),
             client_count: 1,
             parts: BTreeMap::new(),
@@ -113,6 +117,7 @@ impl Owner {
         let stopped = self.serve();
         // The streams end first, so that a client that hangs in its destructor keeps no reader waiting.
         self.parts.clear();
+        self.unread.settle_all();
         self.client = None;
         if let Some(Err(())) = stopped.map(|reply| reply.send(())) {
             tracing::debug!("nobody waits for the end of the kafka source any more");
@@ -146,8 +151,10 @@ impl Owner {
                 continue;
             };
             client.take(wait, &mut messages);
-            self.dispatch(&messages);
-            if messages.is_empty() || self.events_at.elapsed() >= WAIT_IDLE {
+            let is_idle = messages.is_empty();
+            self.dispatch(&mut messages);
+            self.unread.prune();
+            if is_idle || self.events_at.elapsed() >= WAIT_IDLE {
                 self.serve_events();
             }
             if self.watched_at.elapsed() >= WATCH_INTERVAL {
@@ -290,29 +297,34 @@ impl Owner {
         }
     }
 
-    /// Hands messages to their partitions, each run of one partition at once.
-    fn dispatch(&mut self, messages: &[Message]) {
+    /// Hands messages to their partitions, each run of one partition at once. Leaves none.
+    fn dispatch(&mut self, messages: &mut Vec<Message>) {
         let now = Instant::now();
         let mark = |message: &Message| (message.topic_mark(), message.index(), message.is_error());
+        let runs: Vec<usize> =
+            messages.chunk_by(|one, next| mark(one) == mark(next)).map(<[Message]>::len).collect();
         let mut touched = BTreeSet::new();
-        for run in messages.chunk_by(|one, next| mark(one) == mark(next)) {
+        let mut rest = messages.drain(..);
+        for length in runs {
+            let run: Vec<Message> = rest.by_ref().take(length).collect();
             let Some(first) = run.first() else { continue };
             let Some(partition) = self.route(first.topic(), first.index()) else {
                 run.iter().for_each(unrouted);
                 continue;
             };
             if first.is_error() {
-                for message in run {
+                for message in &run {
                     self.partition_error(partition, message);
                 }
                 continue;
             }
             let Some(part) = self.parts.get_mut(&partition) else { continue };
             if !part.has_failed() {
-                part.accept(run, self.settings.headers, now);
+                part.accept(run, self.settings.headers, &mut self.unread, now);
                 touched.insert(partition);
             }
         }
+        drop(rest);
         for partition in touched {
             self.flush(partition);
         }
@@ -443,6 +455,7 @@ impl Owner {
     /// Lets go of a client that failed for good. Its destructor may hang, so it runs on a thread of its own.
     fn discard_client(&mut self, reason: &str) {
         let Some(client) = self.client.take() else { return };
+        self.unread.settle_all();
         // A client that lived for long starts the back-off from its beginning.
         if self.rebuilt_at.elapsed() > REBUILD_AFTER_MAX * 2 {
             self.rebuild_after = REBUILD_AFTER_MIN;
@@ -482,14 +495,5 @@ impl Owner {
 fn unrouted(message: &Message) {
     if let Some(code) = message.error() {
         tracing::info!(%code, reason = message.reason(), "kafka error outside the open partitions");
-    }
-}
-
-/// Drops something whose destructor may block.
-pub(crate) fn drop_elsewhere<T: Send + 'static>(value: T) {
-    let spawned =
-        std::thread::Builder::new().name("tenure-kafka-drop".into()).spawn(move || drop(value));
-    if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread to drop a kafka client on, it was dropped here");
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tenure_model::{NextOffset, Partition, TopicName};
 use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
 
-use crate::convert::{Chunk, chunk};
 use crate::ffi::Message;
-use crate::outlet::{Gone, Load, Outlet};
+use crate::outlet::{Chunk, ChunkLimit, Gone, Load, Outlet};
+use crate::pack::{Origin, Unread};
 
 /// How long a partition with records to read may bring none before it is assigned anew.
 pub(crate) const STALL_AFTER: Duration = Duration::from_secs(10);
@@ -135,19 +135,35 @@ impl Part {
     }
 
     /// Takes records, those that are still to come. Offsets may jump: compaction and transactions leave gaps.
-    pub(crate) fn accept(&mut self, mut messages: &[Message], with_headers: bool, now: Instant) {
+    pub(crate) fn accept(
+        &mut self,
+        mut messages: Vec<Message>,
+        with_headers: bool,
+        unread: &mut Unread,
+        now: Instant,
+    ) {
         let Some(limit) = self.outlet.as_ref().map(Outlet::chunk_limit) else { return };
-        while !messages.is_empty() {
-            let (topic, partition, next) = (&self.topic, self.partition, self.next);
-            let (chunk, used) = chunk(topic, partition, next, messages, limit, with_headers);
-            messages = &messages[used..];
-            self.hold(chunk, now);
+        let mut next = self.next.signed();
+        messages.retain(|message| {
+            let is_wanted = message.offset() >= next;
+            if is_wanted {
+                next = message.offset().saturating_add(1);
+            }
+            is_wanted
+        });
+        while let Some((load, last)) = measure(&messages, limit) {
+            let Ok(next) = NextOffset::from_signed(last.saturating_add(1)) else { return };
+            let rest = messages.split_off(load.records);
+            let origin =
+                Origin { topic: self.topic.clone(), partition: self.partition, with_headers };
+            let pack = unread.pack(origin, load, messages);
+            messages = rest;
+            self.hold(Chunk { pack, load, next }, now);
         }
     }
 
     fn hold(&mut self, chunk: Chunk, now: Instant) {
-        let Some(last) = chunk.records.last() else { return };
-        self.next = last.next();
+        self.next = chunk.next;
         self.progress_at = now;
         self.stall_after = STALL_AFTER;
         self.held_load.add(chunk.load);
@@ -225,10 +241,24 @@ impl Part {
     }
 }
 
+/// What the first of `messages` that fit one chunk amount to, and the offset of their last; nothing without messages.
+fn measure(messages: &[Message], limit: ChunkLimit) -> Option<(Load, i64)> {
+    let (mut load, mut last) = (Load::default(), None);
+    for message in messages {
+        let size = Load { records: 1, bytes: message.size_bytes() };
+        let is_full = load.records == limit.records || load.bytes + size.bytes > limit.bytes;
+        if is_full && load.records > 0 {
+            break;
+        }
+        load.add(size);
+        last = Some(message.offset());
+    }
+    last.map(|last| (load, last))
+}
+
 #[cfg(test)]
 mod tests {
     use tenure_model::{PartitionIndex, TopicId};
-    use tenure_sdk::source::Fetched;
 
     use super::*;
     use crate::outlet::tests::chunks;
@@ -296,9 +326,9 @@ mod tests {
         let mut offsets = Vec::new();
         let mut last = Step::None;
         while let Ok(item) = stream.try_recv() {
-            match item {
-                Fetched::Records(records) => offsets.extend(records.iter().map(|r| r.offset.get())),
-                Fetched::Failed(_) => offsets.push(u64::MAX),
+            match item.into_records() {
+                Ok(records) => offsets.extend(records.iter().map(|r| r.offset.get())),
+                Err(_) => offsets.push(u64::MAX),
             }
             if last == Step::None {
                 last = part.flush(now);

@@ -13,10 +13,10 @@ use tenure_sdk::source::{
 use tokio::sync::oneshot;
 
 use crate::checker::Checker;
-use crate::client::Client;
+use crate::client::{Client, drop_elsewhere};
 use crate::ffi::Waker;
 use crate::lookup::{LOOKUP_TIMEOUT, Lookup};
-use crate::owner::{Command, Owner, drop_elsewhere};
+use crate::owner::{Command, Owner};
 use crate::settings::{KafkaSettings, SettingsError};
 
 /// Why a source could not be made.
@@ -36,7 +36,7 @@ pub enum StartError {
 /// Reads Kafka partitions by explicit offsets. Needs a tokio runtime around its calls.
 ///
 /// A stream holds up to its [`ReadAhead`]. Behind it are kept back, while the reader is slower than the broker, up to
-/// as many bytes again or four times as many records (at least 1024), plus one batch of 512 records; beyond that the
+/// as many bytes again or four times as many records (at least 1024), plus one batch of 500 records; beyond that the
 /// partition alone is no longer fetched until half of it has gone.
 ///
 /// A broker that is away only shows as silence: streams go on when it is back. A client that fails for good is

@@ -103,12 +103,10 @@ async fn item(stream: &mut RecordStream) -> Fetched {
 async fn values(stream: &mut RecordStream, count: usize) -> Vec<String> {
     let mut values = Vec::new();
     while values.len() < count {
-        match item(stream).await {
-            Fetched::Records(records) => values.extend(
-                records.iter().map(|r| String::from_utf8_lossy(r.value.as_ref().unwrap()).into()),
-            ),
-            Fetched::Failed(error) => panic!("{error}"),
-        }
+        let records = item(stream).await.into_records().unwrap();
+        values.extend(
+            records.iter().map(|r| String::from_utf8_lossy(r.value.as_ref().unwrap()).into()),
+        );
     }
     values
 }
@@ -128,9 +126,8 @@ async fn topic_that_is_created_again_has_another_id_and_its_old_stream_ends() {
     broker.create(1).await;
     let second = broker.id(Some(first)).await;
     let ended = loop {
-        match item(&mut stream).await {
-            Fetched::Records(_) => {}
-            Fetched::Failed(error) => break error,
+        if let Err(error) = item(&mut stream).await.into_records() {
+            break error;
         }
     };
     eprintln!("the stream of the first life ended with: {ended}");

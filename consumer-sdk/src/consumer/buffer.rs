@@ -108,13 +108,23 @@ impl Buffer {
                 taken.extend(piece.records);
             }
         }
-        while let Some(next) = self.front().filter(|next| is_before(next, room.before)) {
-            bytes = bytes.saturating_add(size_of(next));
-            let is_full = taken.len() >= room.records || bytes > room.bytes;
-            if is_full && !taken.is_empty() {
+        let Some(piece) = self.pieces.front_mut() else { return taken };
+        let (mut count, mut size_bytes) = (0, 0_usize);
+        for next in piece.records.as_slice() {
+            let with_it = size_bytes + size_of(next);
+            let is_full =
+                taken.len() + count >= room.records || bytes.saturating_add(with_it) > room.bytes;
+            if is_full && taken.len() + count > 0 || !is_before(next, room.before) {
                 break;
             }
-            taken.extend(self.pop());
+            (count, size_bytes) = (count + 1, with_it);
+        }
+        taken.extend(piece.records.by_ref().take(count));
+        piece.size_bytes -= size_bytes;
+        self.record_count -= count;
+        self.size_bytes -= size_bytes;
+        if piece.records.as_slice().is_empty() {
+            self.pieces.pop_front();
         }
         taken
     }

@@ -271,9 +271,9 @@ impl<S: FencedSink> Service<'_, S> {
                 if read_to >= delivered {
                     return None;
                 }
-                match ready.acquired.stream.recv().await {
-                    Some(Fetched::Records(records)) => ready.buffer.push(records),
-                    Some(Fetched::Failed(_)) | None => return None,
+                match ready.acquired.stream.recv().await.map(Fetched::into_records) {
+                    Some(Ok(records)) => ready.buffer.push(records),
+                    Some(Err(_)) | None => return None,
                 }
             }
         };

@@ -41,6 +41,9 @@ impl Default for Limits {
     }
 }
 
+/// Records that are delivered one by one before they are counted together.
+const UNCOUNTED_MAX: usize = 16;
+
 /// What a handler does, apart from being alive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HandlerPhase {
@@ -71,6 +74,16 @@ pub struct Input {
     pub(super) epoch: Epoch,
     /// Nothing before it is delivered: a stream that was opened early may still hold some.
     pub(super) resume: NextOffset,
+    /// Records that may be delivered one by one before the tracker is asked again.
+    pub(super) room: usize,
+    /// Delivered one by one and not counted yet: the counters are everybody's.
+    pub(super) uncounted: usize,
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.count();
+    }
 }
 
 impl std::fmt::Debug for Input {
@@ -185,13 +198,21 @@ impl Input {
             || !(self.waits || self.buffer.is_empty())
     }
 
-    fn has_room(&self) -> bool {
-        self.tracker.as_deref().is_none_or(Tracker::has_room)
+    fn has_room(&mut self) -> bool {
+        if self.room == 0 {
+            self.room = self.tracker.as_deref().map_or(usize::MAX, Tracker::room_left);
+        }
+        self.room > 0
+    }
+
+    fn count(&mut self) {
+        self.counters.add_records_delivered(std::mem::take(&mut self.uncounted));
     }
 
     /// Waits until the buffer holds what a batch needs. All that was received stays in `self` when it is dropped.
     async fn fill(&mut self, limits: &Limits) {
-        if let Some(tracker) = self.tracker.as_deref().filter(|tracker| !tracker.has_room()) {
+        self.count();
+        if let Some(tracker) = self.tracker.as_deref().filter(|tracker| tracker.room_left() == 0) {
             tracker.room().await;
         }
         while !self.is_full(limits) {
@@ -205,8 +226,8 @@ impl Input {
                     }
                 }
             };
-            match received {
-                Some(Fetched::Records(mut records)) => {
+            match received.map(Fetched::into_records) {
+                Some(Ok(mut records)) => {
                     if records.first().is_some_and(|first| first.offset < self.resume) {
                         records.retain(|record| record.offset >= self.resume);
                     }
@@ -215,7 +236,7 @@ impl Input {
                         self.first_at.get_or_insert_with(Instant::now);
                     }
                 }
-                Some(Fetched::Failed(error)) => {
+                Some(Err(error)) => {
                     self.control.end(End::Lost { cause: LostCause::Source(error.to_string()) });
                     return;
                 }
@@ -250,6 +271,7 @@ impl Input {
         let next = records.last()?.next();
         self.waits = true;
         self.note_delivered(&records, next);
+        self.count();
         Some(Batch { records, next })
     }
 
@@ -260,15 +282,19 @@ impl Input {
         let record = self.buffer.pop()?;
         self.first_at = self.first_at.filter(|_| !self.buffer.is_empty());
         self.note_delivered(std::slice::from_ref(&record), record.next());
+        if self.uncounted >= UNCOUNTED_MAX {
+            self.count();
+        }
         Some(record)
     }
 
-    fn note_delivered(&self, records: &[Record], next: NextOffset) {
+    fn note_delivered(&mut self, records: &[Record], next: NextOffset) {
         if let Some(tracker) = &self.tracker {
             tracker.delivered(records);
         }
         self.control.set_position(next);
-        self.counters.add_records_delivered(records.len());
+        self.room = self.room.saturating_sub(records.len());
+        self.uncounted += records.len();
     }
 
     /// Passes over the dead letters at the front: the offset moves as if a handler had done them. Answers where the

@@ -195,6 +195,8 @@ impl<S: FencedSink> Service<'_, S> {
             partition,
             epoch,
             resume,
+            room: 0,
+            uncounted: 0,
         };
         let owned = Owned { grant: self.grant.clone(), resume, input, writer, loaded };
         let handler = Arc::clone(&self.running.handler);

@@ -243,9 +243,9 @@ impl Ahead {
                 biased;
                 // A sender that was dropped aborts the task anyway.
                 _stopped = &mut stopped => return true,
-                fetched = self.stream.recv() => match fetched {
-                    Some(Fetched::Records(records)) => self.push(records, limits),
-                    Some(Fetched::Failed(_)) | None => return false,
+                fetched = self.stream.recv() => match fetched.map(Fetched::into_records) {
+                    Some(Ok(records)) => self.push(records, limits),
+                    Some(Err(_)) | None => return false,
                 },
             }
         }

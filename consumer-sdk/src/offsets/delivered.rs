@@ -32,14 +32,24 @@ impl Delivered {
 
     /// Notes records with rising offsets, all higher than those before.
     pub(super) fn add(&mut self, records: &[Record]) {
-        for record in records {
-            let (first, end) = (record.offset.get(), record.next().get());
-            match self.runs.back_mut().filter(|run| run.end == first) {
-                Some(run) => run.end = end,
-                None => self.runs.push_back(Run { first, end }),
+        let (Some(first), Some(last)) = (records.first(), records.last()) else { return };
+        let (first, end) = (first.offset.get(), last.next().get());
+        // Offsets rise, so that as many as there is room for are all of them.
+        if usize::try_from(end - first) == Ok(records.len()) {
+            self.add_run(Run { first, end });
+        } else {
+            for record in records {
+                self.add_run(Run { first: record.offset.get(), end: record.next().get() });
             }
         }
         self.count += records.len();
+    }
+
+    fn add_run(&mut self, next: Run) {
+        match self.runs.back_mut().filter(|run| run.end == next.first) {
+            Some(run) => run.end = next.end,
+            None => self.runs.push_back(next),
+        }
     }
 
     /// Marks one record; one that is not here changes nothing. Answers the new low-water mark, if it moved.

@@ -110,9 +110,9 @@ impl Tracker {
         self.state().delivered.add(records);
     }
 
-    /// Whether fewer than [`UNDONE_RECORDS_MAX`] records are delivered and not done.
-    pub(crate) fn has_room(&self) -> bool {
-        self.state().delivered.count() < UNDONE_RECORDS_MAX
+    /// How many more records may be delivered before [`UNDONE_RECORDS_MAX`] of them are not done.
+    pub(crate) fn room_left(&self) -> usize {
+        UNDONE_RECORDS_MAX.saturating_sub(self.state().delivered.count())
     }
 
     /// Waits until there is room.

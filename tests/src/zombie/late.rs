@@ -7,7 +7,7 @@ use tenure_model::{CommitSequence, ErrorCode, NextOffset};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::session::{CallError, OffsetCommit, Refused};
 use tenure_sdk::sink::{BoxError, FencedSink as _, FencedWriter as _, SinkError, Verified};
-use tenure_sdk::source::{Fetched, ReadAhead, Record, RecordSource as _};
+use tenure_sdk::source::{ReadAhead, Record, RecordSource as _};
 use tenure_sink_postgres::{PostgresWriter, classify, sql, tokio_postgres};
 
 use super::worker::Worker;
@@ -206,11 +206,8 @@ impl<'a> Late<'a> {
         let source = KafkaSource::new(KafkaSettings::new(self.worker.args.kafka.as_str()))?;
         let Grant { topic, partition, .. } = self.grant;
         let mut stream = source.open(topic, *partition, from, ReadAhead::default()).await?;
-        let records = match tokio::time::timeout(ACT_MAX, stream.recv()).await? {
-            Some(Fetched::Records(records)) => records,
-            Some(Fetched::Failed(error)) => return Err(error.into()),
-            None => return Err("the source ended".into()),
-        };
+        let fetched = tokio::time::timeout(ACT_MAX, stream.recv()).await?;
+        let records = fetched.ok_or("the source ended")?.into_records()?;
         source.shutdown(ACT_MAX).await;
         let next = records.last().map_or(from, Record::next);
         Ok((records, next))

@@ -16,6 +16,8 @@ use tenure_tests::process::{Process, tenure_bin};
 
 const LONGEST: Duration = Duration::from_secs(30);
 
+#[path = "program/bench.rs"]
+mod bench;
 #[path = "program/examples.rs"]
 mod examples;
 #[path = "program/import.rs"]

@@ -13,6 +13,9 @@ use crate::args::{
 use crate::output::{Table, line, optional, or_dash};
 use crate::{Failure, exit};
 
+/// From how long on a partition's standing still is shown in tables.
+const STILL_SHOWN_MS: u64 = 5_000;
+
 /// One cluster as the commands see it.
 pub(crate) struct Cluster {
     pub(crate) client: CoordinatorClient,
@@ -110,8 +113,16 @@ pub(crate) async fn groups(query: &QueryArgs) -> Result<(), Failure> {
         if response.groups.is_empty() {
             return line("no groups: a group is made by its first member");
         }
-        let mut table =
-            Table::new(&["GROUP", "EPOCH", "MEMBERS", "PARTITIONS", "UNOWNED", "REVOKING", "HOME"]);
+        let mut table = Table::new(&[
+            "GROUP",
+            "EPOCH",
+            "MEMBERS",
+            "PARTITIONS",
+            "UNOWNED",
+            "REVOKING",
+            "STUCK",
+            "HOME",
+        ]);
         for group in &response.groups {
             table.row(vec![
                 group.group.clone(),
@@ -120,6 +131,7 @@ pub(crate) async fn groups(query: &QueryArgs) -> Result<(), Failure> {
                 group.partitions.to_string(),
                 group.unowned.to_string(),
                 group.revoking.to_string(),
+                group.not_advancing.to_string(),
                 home(group.settings.as_ref()).to_owned(),
             ]);
         }
@@ -148,12 +160,13 @@ pub(crate) async fn describe(args: &GroupArgs) -> Result<(), Failure> {
         let planned =
             if response.target_epoch < summary.group_epoch { " (a plan is due)" } else { "" };
         line(format_args!(
-            "group {}  epoch {}{planned}  home {}  {} unowned, {} revoking of {} partitions",
+            "group {}  epoch {}{planned}  home {}  {} unowned, {} revoking, {} not advancing of {} partitions",
             summary.group,
             summary.group_epoch,
             home(summary.settings.as_ref()),
             summary.unowned,
             summary.revoking,
+            summary.not_advancing,
             summary.partitions,
         ));
         line("");
@@ -355,10 +368,24 @@ fn home(settings: Option<&v1::GroupSettings>) -> &'static str {
 
 fn state(info: &v1::PartitionInfo) -> &'static str {
     match v1::OwnershipState::try_from(info.state) {
+        Ok(v1::OwnershipState::Held) if info.not_advancing => "not advancing",
         Ok(v1::OwnershipState::Held) if info.acquired => "held",
         Ok(v1::OwnershipState::Held) => "acquiring",
         Ok(v1::OwnershipState::Revoking) => "revoking",
         Ok(v1::OwnershipState::Free | v1::OwnershipState::Unspecified) | Err(_) => "free",
+    }
+}
+
+/// Records between the owner's position and the end of the partition.
+fn lag(info: &v1::PartitionInfo) -> Option<u64> {
+    Some(info.end_offset?.saturating_sub(info.position?))
+}
+
+/// How long the partition stands still, once that is worth a look.
+fn still(info: &v1::PartitionInfo) -> String {
+    match info.still_ms {
+        Some(still_ms) if still_ms >= STILL_SHOWN_MS => format!("{} s", still_ms / 1_000),
+        Some(_) | None => "-".to_owned(),
     }
 }
 
@@ -374,11 +401,13 @@ fn summary_json(group: &v1::GroupSummary) -> Value {
         "partitions": group.partitions,
         "unowned": group.unowned,
         "revoking": group.revoking,
+        "not_advancing": group.not_advancing,
         "home": home(group.settings.as_ref()),
     })
 }
 
 fn member_json(member: &v1::MemberInfo) -> Value {
+    let labels = member.labels.iter().map(|label| (label.name.clone(), json!(label.value)));
     json!({
         "member": member.member,
         "member_epoch": member.member_epoch,
@@ -393,6 +422,7 @@ fn member_json(member: &v1::MemberInfo) -> Value {
         "lease_remaining_ms": member.lease_remaining_ms,
         "returning_within_ms": member.returning_within_ms,
         "awaited_by": member.awaited_by,
+        "labels": labels.collect::<serde_json::Map<String, Value>>(),
     })
 }
 
@@ -407,6 +437,9 @@ fn partition_json(info: &v1::PartitionInfo) -> Value {
         "epoch": info.epoch,
         "committed": info.committed,
         "position": info.position,
+        "end_offset": info.end_offset,
+        "lag": lag(info),
+        "still_ms": info.still_ms,
         "target_member": info.target_member,
         "since_unix_ms": info.since_unix_ms,
         "cause": info.cause,
@@ -418,8 +451,9 @@ fn members_table(members: &[v1::MemberInfo]) {
     if members.is_empty() {
         return line("no members");
     }
-    let mut table =
-        Table::new(&["MEMBER", "OWNED", "LEASE", "TTL", "DRAINING", "INSTANCE", "CLIENT"]);
+    let mut table = Table::new(&[
+        "MEMBER", "OWNED", "LEASE", "TTL", "DRAINING", "INSTANCE", "LABELS", "CLIENT",
+    ]);
     for member in members {
         table.row(vec![
             member.member.clone(),
@@ -428,6 +462,7 @@ fn members_table(members: &[v1::MemberInfo]) {
             format!("{} ms", member.ttl_ms),
             if member.draining { "yes" } else { "no" }.to_owned(),
             instance(member),
+            or_dash(labels(member)),
             or_dash(&member.client),
         ]);
     }
@@ -440,6 +475,11 @@ fn lease(member: &v1::MemberInfo) -> String {
         (None, Some(remaining)) => format!("{remaining} ms"),
         (None, None) => "-".to_owned(),
     }
+}
+
+fn labels(member: &v1::MemberInfo) -> String {
+    let labels = member.labels.iter().map(|label| format!("{}={}", label.name, label.value));
+    labels.collect::<Vec<_>>().join(",")
 }
 
 fn instance(member: &v1::MemberInfo) -> String {
@@ -461,6 +501,8 @@ fn partitions_table(partitions: &[v1::PartitionInfo]) {
         "EPOCH",
         "COMMITTED",
         "POSITION",
+        "LAG",
+        "STILL",
         "TARGET",
         "CAUSE",
         "ERROR",
@@ -473,6 +515,8 @@ fn partitions_table(partitions: &[v1::PartitionInfo]) {
             info.epoch.to_string(),
             optional(info.committed),
             optional(info.position),
+            optional(lag(info)),
+            still(info),
             or_dash(&info.target_member),
             or_dash(&info.cause),
             or_dash(&info.error),

@@ -230,6 +230,13 @@ impl RecordSource for MemorySource {
         Box::pin(async move { start })
     }
 
+    fn end_offset(&self, partition: Partition) -> Option<NextOffset> {
+        let topics = MemorySource::topics(self);
+        let topic = topics.values().find(|topic| topic.id == partition.topic_id)?;
+        let records = topic.partitions.get(partition.index.get() as usize)?;
+        NextOffset::new(records.len() as u64).ok()
+    }
+
     fn open<'a>(
         &'a self,
         topic: &'a TopicName,

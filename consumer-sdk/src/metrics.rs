@@ -6,7 +6,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::consumer::{Counters, Link};
+use crate::consumer::{Counters, Grants, Link};
 
 /// How often counts and gauges are handed over.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -35,6 +35,8 @@ pub struct Metric {
 pub(crate) const PARTITIONS_OWNED: &str = "tenure_consumer_partitions_owned";
 /// 1 while the consumer is in its group with a live lease, else 0.
 const READY: &str = "tenure_consumer_ready";
+/// Longest time for which a running partition stands still: its handler holds records, or some wait for it.
+const STILL_SECONDS: &str = "tenure_consumer_still_seconds";
 /// From a grant to the first delivery: registering, verifying, resuming, opening.
 pub(crate) const ACQUIRE_SECONDS: &str = "tenure_consumer_acquire_duration_seconds";
 /// From a revoke until its handler has ended and the source is closed.
@@ -44,33 +46,40 @@ pub(crate) const DRAIN_SECONDS: &str = "tenure_consumer_drain_duration_seconds";
 #[must_use]
 pub fn all() -> Vec<Metric> {
     let counters = Counters::METRICS.iter().map(|name| Metric { name, kind: Kind::Counter });
-    let gauges = [PARTITIONS_OWNED, READY].map(|name| Metric { name, kind: Kind::Gauge });
+    let gauges =
+        [PARTITIONS_OWNED, READY, STILL_SECONDS].map(|name| Metric { name, kind: Kind::Gauge });
     let histograms =
         [ACQUIRE_SECONDS, DRAIN_SECONDS].map(|name| Metric { name, kind: Kind::Histogram });
     counters.chain(gauges).chain(histograms).collect()
 }
 
 /// Hands over what is known now.
-fn publish(counters: &Counters, link: &Weak<dyn Link>) {
+fn publish(counters: &Counters, grants: &Grants, link: &Weak<dyn Link>) {
     for (name, value) in Counters::METRICS.iter().zip(counters.values()) {
         metrics::counter!(*name).absolute(value);
     }
     let is_ready = link.upgrade().is_some_and(|link| link.is_ready());
     metrics::gauge!(READY).set(f64::from(u8::from(is_ready)));
+    metrics::gauge!(STILL_SECONDS).set(grants.still_max().as_secs_f64());
 }
 
 /// Hands over every second; never ends by itself. Dropped, it hands over once more.
-pub(crate) async fn publish_on(counters: Arc<Counters>, link: Weak<dyn Link>) {
-    struct Last(Arc<Counters>, Weak<dyn Link>);
-    impl Drop for Last {
-        fn drop(&mut self) {
-            publish(&self.0, &self.1);
+pub(crate) async fn publish_on(counters: Arc<Counters>, grants: Arc<Grants>, link: Weak<dyn Link>) {
+    struct Last(Arc<Counters>, Arc<Grants>, Weak<dyn Link>);
+    impl Last {
+        fn publish(&self) {
+            publish(&self.0, &self.1, &self.2);
         }
     }
-    let last = Last(counters, link);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            self.publish();
+        }
+    }
+    let last = Last(counters, grants, link);
     let mut due = tokio::time::interval(INTERVAL);
     loop {
         due.tick().await;
-        publish(&last.0, &last.1);
+        last.publish();
     }
 }

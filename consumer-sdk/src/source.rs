@@ -196,6 +196,12 @@ pub trait RecordSource: Send + Sync + 'static {
         policy: ResetPolicy,
     ) -> BoxFuture<'a, Result<NextOffset, SourceError>>;
 
+    /// End of an open partition, one past its last record, as the source last heard it; nothing while it has not, and
+    /// from a source that does not tell, which is the default. Asks nobody, and costs next to nothing.
+    fn end_offset(&self, _partition: Partition) -> Option<NextOffset> {
+        None
+    }
+
     /// Starts to read a partition at `from`. It must not be open already.
     ///
     /// # Errors

@@ -121,6 +121,8 @@ pub struct Deadlines {
     pub vanished_window_ms: u64,
     /// Length of that pause. Default 10000.
     pub vanished_pause_ms: u64,
+    /// After how long a partition that is owned and stands still counts as not advancing. Default 30000.
+    pub not_advancing_ms: u64,
 }
 
 /// Times between the nodes, in milliseconds.
@@ -211,6 +213,7 @@ impl Default for Deadlines {
             vanished_least: 5,
             vanished_window_ms: 3_000,
             vanished_pause_ms: 10_000,
+            not_advancing_ms: 30_000,
         }
     }
 }
@@ -337,6 +340,7 @@ impl NodeSettings {
             ("deadlines.hold_max_ms", hold_max_ms),
             ("deadlines.vanished_window_ms", self.deadlines.vanished_window_ms),
             ("deadlines.vanished_pause_ms", self.deadlines.vanished_pause_ms),
+            ("deadlines.not_advancing_ms", self.deadlines.not_advancing_ms),
             ("raft.heartbeat_interval_ms", self.raft.heartbeat_interval_ms),
             ("raft.election_timeout_min_ms", self.raft.election_timeout_min_ms),
             ("raft.election_timeout_max_ms", self.raft.election_timeout_max_ms),

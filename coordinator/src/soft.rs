@@ -1,7 +1,10 @@
 //! What the raft leader knows of members from their heartbeats. Lost with the leadership, never truth.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use dashmap::DashMap;
-use tenure_model::{Epoch, GroupId, MemberId, Partition, Tick};
+use tenure_model::{Epoch, GroupId, LabelName, MemberId, Partition, Tick};
 
 /// Phase of a held partition, as its member says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +40,25 @@ pub struct Held {
     pub phase_ms: u64,
     /// Empty: none.
     pub error: String,
+    /// How long it has stood still; meaningful while running.
+    pub still_ms: u64,
+    /// End of the partition as its owner last heard it.
+    pub end_offset: Option<u64>,
 }
+
+impl Held {
+    /// Whether it is running and has stood still for at least `bound_ms`.
+    pub const fn stands_still(&self, bound_ms: u64) -> bool {
+        let is_running = match self.phase {
+            Phase::Running => true,
+            Phase::Registering | Phase::Verifying | Phase::Resuming | Phase::Draining => false,
+        };
+        is_running && self.still_ms >= bound_ms
+    }
+}
+
+/// Labels of a member, as its process names them.
+pub type Labels = Arc<BTreeMap<LabelName, String>>;
 
 /// The last heartbeat of one member.
 #[derive(Clone, Debug)]
@@ -47,6 +68,7 @@ pub struct Beat {
     pub held: Vec<Held>,
     /// Process that waits for this member's place, for people; empty: none.
     pub awaited_by: String,
+    pub labels: Labels,
 }
 
 /// Last heartbeats of all members; written by the driver, read by whoever describes a group.

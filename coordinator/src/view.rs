@@ -1,10 +1,13 @@
 //! What observers see of the state. Pure: from the state, and what the raft leader heard, to the answers.
 
+use std::collections::BTreeMap;
+
 use tenure_core::State;
 use tenure_core::command::ReleaseReason;
 use tenure_core::event::FreeCause;
 use tenure_core::state::{Group, Member, Ownership, PartitionState};
-use tenure_model::{GroupId, InstanceId, MemberId, Partition, Tick};
+use tenure_model::limits::SINK_UNREACHABLE_AFTER;
+use tenure_model::{GroupId, InstanceId, MemberId, Partition, SINK_ERROR_PREFIX, Tick};
 use tenure_proto::convert::{group_settings_to_wire, partition_to_wire};
 use tenure_proto::v1;
 
@@ -15,11 +18,24 @@ use crate::soft::{Beats, Held, Phase};
 pub(crate) struct Heard<'a> {
     pub(crate) beats: &'a Beats,
     pub(crate) now: Tick,
+    /// After how long a partition that stands still counts as not advancing.
+    pub(crate) not_advancing_ms: u64,
 }
 
 /// All groups.
-pub(crate) fn list_groups(state: &State) -> v1::ListGroupsResponse {
-    let groups = state.groups.iter().map(|(id, group)| summary(id, group));
+pub(crate) fn list_groups(state: &State, heard: Heard<'_>) -> v1::ListGroupsResponse {
+    let mut standing: BTreeMap<GroupId, usize> = BTreeMap::new();
+    for beat in heard.beats {
+        let still = |held: &&Held| held.stands_still(heard.not_advancing_ms);
+        let found = beat.held.iter().filter(still).count();
+        if found > 0 {
+            *standing.entry(beat.key().0.clone()).or_default() += found;
+        }
+    }
+    let groups = state.groups.iter().map(|(id, group)| v1::GroupSummary {
+        not_advancing: standing.get(id).map_or(0, |found| count(*found)),
+        ..summary(id, group)
+    });
     v1::ListGroupsResponse { groups: groups.collect(), revision: state.applied.0 }
 }
 
@@ -33,6 +49,7 @@ fn summary(id: &GroupId, group: &Group) -> v1::GroupSummary {
         unowned: count(group.partitions.len().saturating_sub(owned)),
         revoking: count(group.derived.revoking.len()),
         settings: Some(group_settings_to_wire(&group.settings)),
+        not_advancing: 0,
     }
 }
 
@@ -48,19 +65,21 @@ pub(crate) fn describe_group(
     heard: Heard<'_>,
 ) -> v1::DescribeGroupResponse {
     let members = group.members.iter().map(|(name, member)| member_info(id, name, member, heard));
-    let partitions = group
+    let partitions: Vec<v1::PartitionInfo> = group
         .partitions
         .iter()
-        .map(|(partition, found)| partition_info(id, group, *partition, found, heard));
+        .map(|(partition, found)| partition_info(id, group, *partition, found, heard))
+        .collect();
+    let standing = partitions.iter().filter(|found| found.not_advancing).count();
     let topics = group.topics.iter().map(|(topic_id, topic)| v1::TopicInfo {
         topic: topic.name.to_string(),
         topic_id: topic_id.to_string(),
         partition_count: topic.partition_count,
     });
     v1::DescribeGroupResponse {
-        summary: Some(summary(id, group)),
+        summary: Some(v1::GroupSummary { not_advancing: count(standing), ..summary(id, group) }),
         members: members.collect(),
-        partitions: partitions.collect(),
+        partitions,
         topics: topics.collect(),
         revision: state.applied.0,
         target_epoch: group.target_epoch.0,
@@ -88,7 +107,13 @@ fn member_info(
         joined_at_unix_ms: member.joined_at.0,
         lease_remaining_ms: remaining.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
         returning_within_ms: member.away.map(|away| away.returning_within_ms),
-        awaited_by: beat.map_or_else(String::new, |beat| beat.awaited_by.clone()),
+        awaited_by: beat.as_ref().map_or_else(String::new, |beat| beat.awaited_by.clone()),
+        labels: beat.map_or_else(Vec::new, |beat| {
+            let labels = beat.labels.iter();
+            labels
+                .map(|(name, value)| v1::Label { name: name.to_string(), value: value.clone() })
+                .collect()
+        }),
     }
 }
 
@@ -109,6 +134,10 @@ fn partition_info(
     let topic = group.topics.get(&partition.topic_id);
     let target = group.target.get(&partition);
     let text = |member: Option<&MemberId>| member.map_or_else(String::new, ToString::to_string);
+    let unreachable = match is_sink_unreachable(group, partition, found) {
+        true => "sink unreachable; ",
+        false => "",
+    };
     v1::PartitionInfo {
         partition: Some(partition_to_wire(partition)),
         topic: topic.map_or_else(String::new, |topic| topic.name.to_string()),
@@ -119,24 +148,33 @@ fn partition_info(
         target_member: text(target),
         acquired,
         since_unix_ms: found.changed_time.0,
-        cause: match (topic.and_then(|topic| topic.frozen_by), kept_for(group, target)) {
-            (Some(later), _) => {
-                let before = cause(found, held.as_ref());
-                format!("{before}; frozen: the topic was created anew as {later}")
-            }
-            (None, Some(instance)) if owner.is_none() => {
-                format!("{}; kept for instance {instance}", cause(found, None))
-            }
-            (None, Some(_) | None) => match found.preparation.as_ref().filter(|one| !one.ready) {
-                Some(preparation) => {
+        cause: unreachable.to_owned()
+            + &match (topic.and_then(|topic| topic.frozen_by), kept_for(group, target)) {
+                (Some(later), _) => {
                     let before = cause(found, held.as_ref());
-                    format!("{before}; {} prepares for it", preparation.member)
+                    format!("{before}; frozen: the topic was created anew as {later}")
                 }
-                None => cause(found, held.as_ref()),
+                (None, Some(instance)) if owner.is_none() => {
+                    format!("{}; kept for instance {instance}", cause(found, None))
+                }
+                (None, Some(_) | None) => match found.preparation.as_ref().filter(|one| !one.ready)
+                {
+                    Some(preparation) => {
+                        let before = cause(found, held.as_ref());
+                        format!("{before}; {} prepares for it", preparation.member)
+                    }
+                    None => cause(found, held.as_ref()),
+                },
             },
-        },
         position: held.as_ref().filter(|held| is_reading(held.phase)).map(|held| held.position),
         error: error(found, held.as_ref()),
+        still_ms: held
+            .as_ref()
+            .filter(|held| held.phase == Phase::Running)
+            .map(|held| held.still_ms),
+        not_advancing: acquired
+            && held.as_ref().is_some_and(|held| held.stands_still(heard.not_advancing_ms)),
+        end_offset: held.as_ref().and_then(|held| held.end_offset),
     }
 }
 
@@ -144,6 +182,16 @@ fn partition_info(
 fn kept_for<'a>(group: &'a Group, target: Option<&MemberId>) -> Option<&'a InstanceId> {
     let member = group.members.get(target?)?;
     member.away.and(member.instance.as_ref())
+}
+
+/// Whether one member after the other could not reach a sink. The partition is tried again all the same, ever more
+/// rarely, and by each member that may own it.
+fn is_sink_unreachable(group: &Group, partition: Partition, found: &PartitionState) -> bool {
+    let Some(trouble) = found.trouble.as_ref() else { return false };
+    let may_own = |member: &&MemberId| group.may_own(member, partition);
+    let members = count(group.members.keys().filter(may_own).count()).max(1);
+    trouble.error.starts_with(SINK_ERROR_PREFIX)
+        && trouble.failures >= members.min(SINK_UNREACHABLE_AFTER)
 }
 
 /// What the owner's last heartbeat says of this very grant.

@@ -7,6 +7,8 @@ mod common;
 mod old_sdk;
 #[path = "single_node/places.rs"]
 mod places;
+#[path = "single_node/standing.rs"]
+mod standing;
 
 use std::time::Duration;
 
@@ -62,6 +64,8 @@ async fn member_joins_is_granted_acquires_commits_and_leaves() {
     );
 
     let held = v1::HeldPartition {
+        still_ms: 0,
+        end_offset: None,
         partition: grants[0].partition.clone(),
         epoch: grants[0].epoch,
         phase: v1::Phase::Running.into(),

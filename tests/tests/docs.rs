@@ -93,3 +93,34 @@ fn pages_link_to_files_that_exist() {
         }
     }
 }
+
+#[test]
+fn every_test_that_a_case_names_exists() {
+    let page = page("docs/cases.md");
+    let rows = page.lines().filter(|line| line.starts_with('|'));
+    let named: BTreeSet<&str> = rows
+        .flat_map(|row| row.split('`').skip(1).step_by(2))
+        .filter(|name| name.contains('_'))
+        .collect();
+    let mut functions = BTreeSet::new();
+    for folder in ["cli", "consumer-sdk", "coordinator", "proto", "tests"] {
+        collect_functions(&root().join(folder), &mut functions);
+    }
+    let absent: Vec<&&str> = named.iter().filter(|name| !functions.contains(**name)).collect();
+    assert!(absent.is_empty(), "docs/cases.md names tests that are not there: {absent:?}");
+    assert!(named.len() > 100, "the page names {} tests only: is it still a table?", named.len());
+}
+
+/// Names of all functions in the Rust files below `folder`.
+fn collect_functions(folder: &Path, functions: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect_functions(&path, functions);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+            functions.extend(names.map(|name| name.trim().to_owned()));
+        }
+    }
+}

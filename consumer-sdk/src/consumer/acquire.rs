@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use rand::Rng;
-use tenure_model::NextOffset;
+use tenure_model::{NextOffset, SINK_ERROR_PREFIX};
 use tokio::time::Instant;
 
 use super::AcquireStep;
@@ -58,6 +58,7 @@ pub(super) async fn acquire<S: FencedSink>(
         deadline: Instant::now() + within,
         pause: PAUSE_MIN,
         early,
+        at_sink: String::new(),
     };
     let begun = Instant::now();
     match tokio::time::timeout(within, acquire.all_steps()).await {
@@ -66,10 +67,7 @@ pub(super) async fn acquire<S: FencedSink>(
             Ok(acquired)
         }
         Ok(Err(closing)) => Err(closing),
-        Err(_elapsed) => Err(Closing::new(
-            ReleaseReason::AcquireFailed,
-            format!("no end of the step {:?} within {within:?}", acquire.phase),
-        )),
+        Err(_elapsed) => Err(Closing::new(ReleaseReason::AcquireFailed, acquire.no_end(within))),
     }
 }
 
@@ -81,9 +79,23 @@ struct Acquire<'a, S: FencedSink> {
     deadline: Instant,
     pause: Duration,
     early: Option<ReadEarly>,
+    /// The sink that is being registered at.
+    at_sink: String,
 }
 
 impl<S: FencedSink> Acquire<'_, S> {
+    /// What is said when a step does not come to an end.
+    fn no_end(&self, within: Duration) -> String {
+        match self.phase {
+            Phase::Registering => {
+                format!("{SINK_ERROR_PREFIX}{}: no answer within {within:?}", self.at_sink)
+            }
+            Phase::Verifying | Phase::Resuming | Phase::Running | Phase::Draining => {
+                format!("no end of the step {:?} within {within:?}", self.phase)
+            }
+        }
+    }
+
     async fn all_steps(&mut self) -> Result<Acquired<S::Writer>, Closing> {
         self.enter(AcquireStep::Register, Phase::Registering).await?;
         let mut writer = self.register().await?;
@@ -101,16 +113,19 @@ impl<S: FencedSink> Acquire<'_, S> {
     async fn register(&mut self) -> Result<S::Writer, Closing> {
         let running = self.running;
         for sink in &running.parts.also {
+            sink.name().clone_into(&mut self.at_sink);
             while let Err(error) = sink.register_only(self.grant).await {
-                self.again(&format!("sink {}", sink.name()), error).await?;
+                self.again(&format!("{SINK_ERROR_PREFIX}{}", sink.name()), error).await?;
             }
         }
         let home = &running.parts.home;
+        FencedSink::name(home).clone_into(&mut self.at_sink);
         loop {
             match home.register(self.grant).await {
                 Ok(registered) => return Ok(registered.writer),
                 Err(error) => {
-                    self.again(&format!("sink {}", FencedSink::name(home)), error).await?;
+                    let what = format!("{SINK_ERROR_PREFIX}{}", FencedSink::name(home));
+                    self.again(&what, error).await?;
                 }
             }
         }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use regex::Regex;
-use tenure_model::limits::{RETURNING_WITHIN_MS_MAX, WEIGHT_MAX};
+use tenure_model::limits::{LABELS_MAX, NAME_BYTES_MAX, RETURNING_WITHIN_MS_MAX, WEIGHT_MAX};
 use tenure_model::{
-    Clock, GroupId, GroupSettings, Home, InstanceId, LeaseSettings, MemberId, SettingsError,
-    SinkSetting, Takeover, TopicName,
+    Clock, GroupId, GroupSettings, Home, InstanceId, LabelName, LeaseSettings, MemberId,
+    SettingsError, SinkSetting, Takeover, TopicName,
 };
 
 use super::{Consumer, Counters, ErrorPolicy, Parts, Settings, Warm};
@@ -59,6 +59,9 @@ pub enum BuildError {
     /// The weight is too large.
     #[error("weight is {0}: use 1 to {WEIGHT_MAX}")]
     Weight(u32),
+    /// Too many labels, or one that is too long.
+    #[error("{0}: use at most {LABELS_MAX} labels of at most {NAME_BYTES_MAX} bytes")]
+    Labels(String),
     /// A return is promised, by nothing that would tell who returns.
     #[error("returning_within needs an instance id to return by: give one")]
     ReturnWithoutInstance,
@@ -301,6 +304,14 @@ impl<S: FencedSink> ConsumerBuilder<S> {
         self
     }
 
+    /// Adds a label, such as `rack`, that `tenure members` shows; at most 16, of at most 249 bytes each. The same name
+    /// again replaces its value. Nothing is decided by it. Default: none.
+    #[must_use]
+    pub fn label(mut self, name: LabelName, value: impl Into<String>) -> Self {
+        self.session.labels.insert(name, value.into());
+        self
+    }
+
     /// Reads all topics whose whole name matches the regular expression `pattern`, beside those that are named; also
     /// those that appear later, which are read from their first record whatever the reset policy says. New topics are
     /// looked for every [`topics_interval`](Self::topics_interval). At most 1000 topics in all.
@@ -373,6 +384,7 @@ impl<S: FencedSink> ConsumerBuilder<S> {
         if session.weight > WEIGHT_MAX {
             return Err(BuildError::Weight(session.weight));
         }
+        check_labels(&session)?;
         check_return(&session)?;
         session.lease = session.lease.validate()?;
         session.settings = group_settings(&home, &also, takeover)?;
@@ -397,6 +409,19 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             mirror,
         };
         Ok(Consumer::new(parts, session, pattern))
+    }
+}
+
+fn check_labels(session: &SessionConfig) -> Result<(), BuildError> {
+    let labels = &session.labels;
+    if labels.len() > LABELS_MAX {
+        return Err(BuildError::Labels(format!("there are {} labels", labels.len())));
+    }
+    match labels.iter().find(|(_, value)| value.len() > NAME_BYTES_MAX) {
+        Some((name, value)) => {
+            Err(BuildError::Labels(format!("label {name} has {} bytes", value.len())))
+        }
+        None => Ok(()),
     }
 }
 

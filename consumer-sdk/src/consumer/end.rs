@@ -61,6 +61,12 @@ pub(crate) struct Control {
     /// Whether `ending` has an end: asked for each record, so without its lock.
     has_ended: AtomicBool,
     position: AtomicU64,
+    /// Position at the last look of [`Control::take_moved`].
+    seen_position: AtomicU64,
+    /// The handler has taken records and not asked for more since.
+    holds_records: AtomicBool,
+    /// The handler has said that it loads state, and has taken no record since.
+    is_loading: AtomicBool,
 }
 
 impl Control {
@@ -69,6 +75,9 @@ impl Control {
             ending: watch::Sender::new(None),
             has_ended: AtomicBool::new(false),
             position: AtomicU64::new(0),
+            seen_position: AtomicU64::new(0),
+            holds_records: AtomicBool::new(false),
+            is_loading: AtomicBool::new(false),
         }
     }
 
@@ -120,6 +129,30 @@ impl Control {
 
     pub(crate) fn position(&self) -> NextOffset {
         NextOffset::new(self.position.load(Ordering::Relaxed)).unwrap_or(NextOffset::ZERO)
+    }
+
+    pub(crate) fn set_holds_records(&self, holds: bool) {
+        self.holds_records.store(holds, Ordering::Relaxed);
+    }
+
+    /// Whether the handler has taken records and not asked for more since.
+    pub(crate) fn holds_records(&self) -> bool {
+        self.holds_records.load(Ordering::Relaxed)
+    }
+
+    /// Whether the position has moved since this was last asked.
+    pub(crate) fn take_moved(&self) -> bool {
+        let position = self.position.load(Ordering::Relaxed);
+        self.seen_position.swap(position, Ordering::Relaxed) != position
+    }
+
+    pub(crate) fn set_loading(&self, is_loading: bool) {
+        self.is_loading.store(is_loading, Ordering::Relaxed);
+    }
+
+    /// Whether the handler has said that it loads state, and has taken no record since.
+    pub(crate) fn is_loading(&self) -> bool {
+        self.is_loading.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_position(&self, next: NextOffset) {

@@ -15,7 +15,7 @@ use super::link::Link;
 use crate::lease::Lease;
 use crate::offsets::Tracker;
 use crate::session::{LostCause, Phase};
-use crate::source::{Fetched, Record, RecordStream};
+use crate::source::{Fetched, Record, RecordSource, RecordStream};
 
 /// How much one batch takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,7 @@ pub struct Input {
     pub(super) link: Arc<dyn Link>,
     pub(super) counters: Arc<Counters>,
     pub(super) told: Arc<Told>,
+    pub(super) source: Arc<dyn RecordSource>,
     pub(super) lease: Lease,
     pub(super) partition: Partition,
     pub(super) epoch: Epoch,
@@ -183,8 +184,18 @@ impl Input {
         self.control.position()
     }
 
-    /// Says what the handler does, so that loading state is not taken for a partition that does not advance.
+    /// Records between the next one to be delivered and the end of the partition, as the source last heard it; nothing
+    /// where it does not tell. Asks nobody.
+    #[must_use]
+    pub fn lag(&self) -> Option<u64> {
+        let end = self.source.end_offset(self.partition)?;
+        Some(end.get().saturating_sub(self.position().get()))
+    }
+
+    /// Says what the handler does, so that loading state is not taken for a partition that does not advance. It counts
+    /// until the next report or record.
     pub fn report(&self, phase: HandlerPhase) {
+        self.control.set_loading(matches!(phase, HandlerPhase::Loading(_)));
         let phase = match phase {
             HandlerPhase::Loading(_) => Phase::Resuming,
             HandlerPhase::Running => Phase::Running,
@@ -217,7 +228,10 @@ impl Input {
         }
         while !self.is_full(limits) {
             let received = match self.first_at {
-                None => self.stream.recv().await,
+                None => {
+                    self.control.set_holds_records(false);
+                    self.stream.recv().await
+                }
                 Some(first_at) => {
                     tokio::select! {
                         biased;
@@ -289,6 +303,10 @@ impl Input {
     }
 
     fn note_delivered(&mut self, records: &[Record], next: NextOffset) {
+        self.control.set_holds_records(true);
+        if self.control.is_loading() {
+            self.control.set_loading(false);
+        }
         if let Some(tracker) = &self.tracker {
             tracker.delivered(records);
         }

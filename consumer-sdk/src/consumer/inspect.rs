@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tenure_model::{Epoch, Partition};
+use tokio::time::Instant;
 
 use super::end::{Control, End};
 use super::{Counters, Readiness};
 use crate::grant::Grant;
 use crate::session::Phase;
+
+/// From how long on a dump shows that a grant stands still.
+const STILL_SHOWN: Duration = Duration::from_secs(5);
 
 /// Grants at work; written by their tasks, read by whoever dumps them.
 #[derive(Default)]
@@ -20,6 +25,20 @@ struct Seen {
     control: Arc<Control>,
     phase: Phase,
     error: Option<String>,
+    /// When its position last moved, or its handler had nothing to do.
+    went_on_at: Instant,
+}
+
+impl Seen {
+    /// How long it has stood still.
+    fn still(&self) -> Duration {
+        match self.phase {
+            Phase::Running => self.went_on_at.elapsed(),
+            Phase::Registering | Phase::Verifying | Phase::Resuming | Phase::Draining => {
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 impl Grants {
@@ -33,15 +52,31 @@ impl Grants {
             control: Arc::clone(control),
             phase: Phase::Registering,
             error: None,
+            went_on_at: Instant::now(),
         };
         self.seen().insert((grant.partition, grant.epoch), seen);
     }
 
     pub(super) fn note(&self, grant: &Grant, phase: Phase, error: Option<&String>) {
         if let Some(seen) = self.seen().get_mut(&(grant.partition, grant.epoch)) {
+            if seen.phase != phase {
+                seen.went_on_at = Instant::now();
+            }
             seen.phase = phase;
             seen.error = error.cloned();
         }
+    }
+
+    /// Notes that a running grant goes on.
+    pub(super) fn note_going_on(&self, grant: &Grant) {
+        if let Some(seen) = self.seen().get_mut(&(grant.partition, grant.epoch)) {
+            seen.went_on_at = Instant::now();
+        }
+    }
+
+    /// The longest time for which a running grant has stood still.
+    pub(crate) fn still_max(&self) -> Duration {
+        self.seen().values().map(Seen::still).max().unwrap_or_default()
     }
 
     pub(super) fn end(&self, partition: Partition, epoch: Epoch) {
@@ -76,7 +111,11 @@ impl Inspector {
         // Writing to a String cannot fail.
         let _written = writeln!(text, "consumer: {ready}, {} partitions", self.grants.count());
         for seen in self.grants.seen().values() {
-            let Seen { grant, control, phase, error } = seen;
+            let Seen { grant, control, phase, error, went_on_at: _ } = seen;
+            let still = match seen.still() {
+                length if length >= STILL_SHOWN => format!(", still for {length:?}"),
+                _ => String::new(),
+            };
             let end = match control.ending() {
                 None => "",
                 Some(End::Revoked { .. }) => ", revoked",
@@ -85,7 +124,7 @@ impl Inspector {
             };
             let _written = writeln!(
                 text,
-                "  {}/{} {} handoff {}: {phase:?}{end}, position {}, lease {:?}{}",
+                "  {}/{} {} handoff {}: {phase:?}{end}, position {}{still}, lease {:?}{}",
                 grant.topic,
                 grant.partition.index,
                 grant.epoch,

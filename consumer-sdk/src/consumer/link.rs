@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::batcher::{Queued, send_batches};
 use crate::grant::Grant;
-use crate::session::{CallError, OffsetCommit, Phase, ReleaseReason, SessionHandle};
+use crate::session::{CallError, OffsetCommit, Phase, Progress, ReleaseReason, SessionHandle};
 use crate::sink::Verified;
 use crate::source::TopicInfo;
 
@@ -38,6 +38,9 @@ pub(crate) trait Link: Send + Sync + 'static {
         position: NextOffset,
         error: Option<String>,
     );
+
+    /// How a running grant gets on.
+    fn progress(&self, partition: Partition, epoch: Epoch, progress: Progress);
 
     fn release(
         &self,
@@ -134,6 +137,10 @@ impl Link for SessionLink {
         error: Option<String>,
     ) {
         self.session.phase(partition, epoch, phase, position, error);
+    }
+
+    fn progress(&self, partition: Partition, epoch: Epoch, progress: Progress) {
+        self.session.progress(partition, epoch, progress);
     }
 
     fn release(

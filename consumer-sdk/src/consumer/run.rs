@@ -80,6 +80,7 @@ impl<S: FencedSink> Running<S> {
         ));
         background.spawn(metrics::publish_on(
             Arc::clone(&running.parts.counters),
+            Arc::clone(&running.parts.grants),
             Arc::downgrade(&running.link),
         ));
         let mut slots = Slots::new(Arc::clone(&running));

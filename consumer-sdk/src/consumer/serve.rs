@@ -20,7 +20,7 @@ use super::warm::{Early, Loaded, Preparation, ReadEarly, Task, load};
 use crate::grant::Grant;
 use crate::metrics::DRAIN_SECONDS;
 use crate::offsets::{CommitError, MirroredOffset, Tracker};
-use crate::session::{LostCause, Phase, ReleaseReason};
+use crate::session::{LostCause, Phase, Progress, ReleaseReason};
 use crate::sink::{BoxError, FencedSink};
 
 /// Longest wait for the source to close a partition; the input delivers nothing more already.
@@ -168,6 +168,23 @@ impl<S: FencedSink> Service<'_, S> {
         self.running.link.phase(partition, epoch, phase, self.control.position(), error);
     }
 
+    /// Tells how far the handler is, and whether it has anything to do.
+    fn report_progress(&self, error: Option<String>) {
+        if self.control.is_loading() {
+            return self.report(Phase::Resuming, error);
+        }
+        self.report(Phase::Running, error);
+        let Grant { partition, epoch, .. } = *self.grant;
+        let position = self.control.position();
+        let end_offset = self.running.parts.source.end_offset(partition);
+        let is_idle = !self.control.holds_records() && end_offset.is_none_or(|end| end <= position);
+        let has_moved = self.control.take_moved();
+        if is_idle || has_moved {
+            self.running.parts.grants.note_going_on(self.grant);
+        }
+        self.running.link.progress(partition, epoch, Progress { position, end_offset, is_idle });
+    }
+
     fn start_handler(
         &self,
         ready: Ready<S::Writer>,
@@ -191,6 +208,7 @@ impl<S: FencedSink> Service<'_, S> {
             link: Arc::clone(&self.running.link),
             counters: Arc::clone(&parts.counters),
             told: Arc::clone(&parts.told),
+            source: Arc::clone(&parts.source),
             lease: self.grant.lease.clone(),
             partition,
             epoch,
@@ -222,7 +240,7 @@ impl<S: FencedSink> Service<'_, S> {
                     self.control.end(End::Lost { cause: cause_of(error) });
                 }
                 _tick = position.tick() => {
-                    self.report(Phase::Running, failures.shown(self.control.position()));
+                    self.report_progress(failures.shown(self.control.position()));
                     if tracker.is_none() {
                         self.mirror_position();
                     }

@@ -1,9 +1,12 @@
 //! Settings of a session.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_model::{Clock, GroupId, GroupSettings, InstanceId, LeaseSettings, MemberId, TopicName};
+use tenure_model::{
+    Clock, GroupId, GroupSettings, InstanceId, LabelName, LeaseSettings, MemberId, TopicName,
+};
 
 use crate::lease::{BootClock, LeaseCheck};
 
@@ -30,6 +33,8 @@ pub struct SessionConfig {
     pub lease: LeaseSettings,
     /// Largest number of partitions that this member takes. Default: no cap.
     pub partitions_max: Option<u32>,
+    /// What people and tools tell members by, such as `rack`: shown, and used for nothing else. At most 16. Default: none.
+    pub labels: BTreeMap<LabelName, String>,
     /// For people: host and process. Default: host name and process id.
     pub client: String,
     /// Whether writes consult the local lease. Default [`LeaseCheck::On`].
@@ -59,6 +64,7 @@ impl SessionConfig {
             settings: GroupSettings::default(),
             lease: LeaseSettings::default(),
             partitions_max: None,
+            labels: BTreeMap::new(),
             client: client_name(),
             lease_check: LeaseCheck::On,
             rejoin: true,
@@ -81,6 +87,7 @@ impl std::fmt::Debug for SessionConfig {
             .field("settings", &self.settings)
             .field("lease", &self.lease)
             .field("partitions_max", &self.partitions_max)
+            .field("labels", &self.labels)
             .field("client", &self.client)
             .field("lease_check", &self.lease_check)
             .field("rejoin", &self.rejoin)

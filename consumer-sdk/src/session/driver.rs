@@ -256,6 +256,7 @@ impl Driver {
             rejoin: config.rejoin,
             prepares: config.prepares,
             weight: config.weight,
+            labels: config.labels.clone(),
             seed: rand::random(),
         });
         Self {

@@ -125,6 +125,17 @@ pub enum Phase {
     Draining,
 }
 
+/// How a running grant gets on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Next offset to deliver.
+    pub position: NextOffset,
+    /// End of the partition as the source last heard it.
+    pub end_offset: Option<NextOffset>,
+    /// The handler has no records in hand, and none are known to wait for it: that nothing moves is no fault.
+    pub is_idle: bool,
+}
+
 /// Why a grant is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {

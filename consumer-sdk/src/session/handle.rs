@@ -7,7 +7,7 @@ use tenure_model::{Clock, Epoch, MemberId, NextOffset, Partition, Tick, TopicNam
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::CoordinatorClient;
-use super::event::{Phase, ReleaseReason};
+use super::event::{Phase, Progress, ReleaseReason};
 use super::machine::Act;
 use crate::source::TopicInfo;
 
@@ -103,6 +103,11 @@ impl SessionHandle {
         error: Option<String>,
     ) {
         self.act(Act::Phase { partition, epoch, phase, position, error });
+    }
+
+    /// Notes how a running grant gets on; goes up with the next heartbeat. One that nothing is noted for stands still.
+    pub fn progress(&self, partition: Partition, epoch: Epoch, progress: Progress) {
+        self.act(Act::Progress { partition, epoch, progress });
     }
 
     /// Gives a grant back for good. Said again until it is answered, over reconnects.

@@ -21,12 +21,13 @@ mod acts;
 mod grants;
 mod link;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_model::{
-    Epoch, ErrorCode, GroupId, GroupSettings, Index, InstanceId, LeaseSettings, MemberEpoch,
-    MemberId, NextOffset, Partition, Tick, TopicName,
+    Epoch, ErrorCode, GroupId, GroupSettings, Index, InstanceId, LabelName, LeaseSettings,
+    MemberEpoch, MemberId, NextOffset, Partition, Tick, TopicName,
 };
 use tenure_proto::v1;
 
@@ -34,7 +35,7 @@ use self::acts::Acts;
 use self::grants::Grants;
 use self::link::{Addresses, Link};
 use super::client::Refused;
-use super::event::{EndCause, LostCause, Phase, Preparing, ReleaseReason};
+use super::event::{EndCause, LostCause, Phase, Preparing, Progress, ReleaseReason};
 use super::retry::Backoff;
 use super::wire;
 use crate::source::TopicInfo;
@@ -68,6 +69,8 @@ pub struct Settings {
     pub prepares: bool,
     /// Share of partitions relative to others.
     pub weight: u32,
+    /// What people and tools tell members by.
+    pub labels: BTreeMap<LabelName, String>,
     /// Seed of the pauses between attempts.
     pub seed: u64,
 }
@@ -138,6 +141,15 @@ pub enum Act {
         position: NextOffset,
         /// Last error of this phase.
         error: Option<String>,
+    },
+    /// How a running grant gets on.
+    Progress {
+        /// The partition.
+        partition: Partition,
+        /// Epoch of the grant.
+        epoch: Epoch,
+        /// Since the last time.
+        progress: Progress,
     },
     /// A grant is given back for good.
     Release {

@@ -23,5 +23,5 @@ pub use config::SessionConfig;
 #[doc(hidden)]
 pub use connect::Dial;
 pub use driver::Session;
-pub use event::{EndCause, LostCause, Phase, Preparing, ReleaseReason, SessionEvent};
+pub use event::{EndCause, LostCause, Phase, Preparing, Progress, ReleaseReason, SessionEvent};
 pub use handle::SessionHandle;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_model::{Epoch, ErrorCode, Index, NextOffset, Partition, TopicName, limits};
+use tenure_model::{Epoch, ErrorCode, Index, LabelName, NextOffset, Partition, TopicName, limits};
 use tenure_proto::convert::{self, Malformed, partition_to_wire};
 use tenure_proto::v1;
 
@@ -73,6 +73,10 @@ fn assigned(wire: v1::Assigned) -> Result<Assigned, Malformed> {
         handoff: Index(wire.handoff),
         token: Some(wire.token).filter(|token| !token.is_empty()).map(Into::into),
     })
+}
+
+pub(super) fn label((name, value): (&LabelName, &String)) -> v1::Label {
+    v1::Label { name: name.to_string(), value: value.clone() }
 }
 
 /// A refusal; a code that this version does not know is `INTERNAL`: what happened is not known.

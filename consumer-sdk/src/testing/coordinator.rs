@@ -17,7 +17,8 @@ use crate::consumer::{Consumer, ConsumerError, Link, Owned, Preparation, Stopped
 use crate::grant::{Grant, Resource};
 use crate::lease::{Lease, LeaseCheck};
 use crate::session::{
-    CallError, EndCause, LostCause, Phase, Preparing, Refused, ReleaseReason, SessionEvent,
+    CallError, EndCause, LostCause, Phase, Preparing, Progress, Refused, ReleaseReason,
+    SessionEvent,
 };
 use crate::sink::{BoxError, FencedSink, Verified};
 use crate::source::TopicInfo;
@@ -58,6 +59,7 @@ struct Held {
     sequence: CommitSequence,
     initialised: bool,
     rewind: Option<RequestId>,
+    progress: Option<(Epoch, Progress)>,
 }
 
 impl fmt::Debug for MemoryCoordinator {
@@ -262,6 +264,12 @@ impl MemoryCoordinator {
         self.state().partitions.get(&partition).and_then(|held| held.committed)
     }
 
+    /// How the owner of a partition gets on, as it last said, and under which epoch.
+    #[must_use]
+    pub fn progress(&self, partition: Partition) -> Option<(Epoch, Progress)> {
+        self.state().partitions.get(&partition).and_then(|held| held.progress)
+    }
+
     /// What was told to the coordinator so far, one line each.
     #[must_use]
     pub fn log(&self) -> Vec<String> {
@@ -382,6 +390,13 @@ impl Link for MemoryLink {
         let repeated = self.coordinator.state().log.contains(&line);
         if !repeated {
             self.coordinator.note(line);
+        }
+    }
+
+    fn progress(&self, partition: Partition, epoch: Epoch, progress: Progress) {
+        let mut state = self.coordinator.state();
+        if let Some(held) = state.partitions.get_mut(&partition) {
+            held.progress = Some((epoch, progress));
         }
     }
 

@@ -182,6 +182,22 @@ fn any_number_of_newcomers_ends_within_one_of_each_other_a02() {
 }
 
 #[test]
+fn owner_of_the_only_partition_is_not_displaced_by_a_name_in_any_order_of_starts_e09() {
+    for order in ["abc", "acb", "bac", "bca", "cab", "cba"] {
+        let mut started = String::new();
+        let first = &order[..1];
+        for name in order.split("").filter(|name| !name.is_empty()) {
+            writeln!(started, "member {name} t").unwrap();
+            let owns = if started.lines().count() == 1 { "" } else { first };
+            let owns = if owns.is_empty() { String::new() } else { format!("owns {owns} t/0\n") };
+            let target = plan(&input(&format!("topic t 1\n{started}{owns}")));
+            let owner = target.get(&partition("t", 0));
+            assert_eq!(owner, Some(&member(first)), "started as {order}, up to {name}");
+        }
+    }
+}
+
+#[test]
 fn mixed_subscriptions_share_each_topic_among_those_who_want_it_a03() {
     check(
         "

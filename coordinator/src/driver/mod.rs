@@ -11,6 +11,7 @@ pub mod reign;
 pub mod serving;
 pub mod session;
 pub mod settle;
+mod standing;
 mod work;
 
 use std::sync::Arc;

@@ -18,6 +18,7 @@ use super::places::Places;
 use super::serving::Unserved;
 use super::session::{Heartbeat, Listed, Named, Session, SessionId, assignment_to_wire};
 use super::settle::Settling;
+use super::standing::Standing;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
 use crate::machine::GroupMachine;
 use crate::settings::NodeSettings;
@@ -74,6 +75,7 @@ pub struct Reign {
     pub(super) places: Places,
     has_said_exhausted: bool,
     pub(super) unserved: Unserved,
+    standing: Standing,
     pub(super) settings: Arc<NodeSettings>,
     node_address: String,
     beats: Arc<Beats>,
@@ -112,6 +114,7 @@ impl Reign {
             places: Places::default(),
             has_said_exhausted: false,
             unserved: Unserved::default(),
+            standing: Standing::new(deadlines.not_advancing_ms),
             settings,
             node_address,
             beats,
@@ -326,6 +329,9 @@ impl Reign {
             }
             Answer::Now | Answer::Later => {}
         }
+        if let Some(held) = &held {
+            self.standing.follow(&member, held);
+        }
         self.note(&member, held);
         let asked = Some(Asked { session, sequence, named });
         merge(&mut self.waiting, member, Waiting { is_join: false, asked, receipt });
@@ -334,7 +340,10 @@ impl Reign {
     /// Notes what a member said; nothing: what it said before holds as far as is known.
     fn note(&self, member: &MemberRef, held: Option<Vec<Held>>) {
         let awaited_by = self.places.awaited_by(member, self.heard_at(member));
-        let mut beat = Beat { deadline: self.deadline(member), held: vec![], awaited_by };
+        let labels = self.sessions.get(member).map(|session| Arc::clone(&session.labels));
+        let labels = labels.unwrap_or_default();
+        let deadline = self.deadline(member);
+        let mut beat = Beat { deadline, held: vec![], awaited_by, labels };
         let name = (member.group.clone(), member.member.clone());
         if let Some(held) = held {
             beat.held = held;
@@ -540,6 +549,7 @@ impl Reign {
         self.parked.remove(member);
         self.places.forget(member);
         self.unserved.forget(member);
+        self.standing.forget(member);
         self.beats.remove(&(member.group.clone(), member.member.clone()));
     }
 

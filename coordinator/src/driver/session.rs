@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
 use super::places::{Asker, Place};
-use crate::soft::{Held, Phase};
+use crate::soft::{Held, Labels, Phase};
 
 /// One message down, or the end of the stream.
 pub type Down = Result<v1::SessionDown, Status>;
@@ -40,6 +40,7 @@ pub struct Open {
     pub session: SessionId,
     /// When the join was received.
     pub receipt: Tick,
+    pub labels: Labels,
     pub outbound: mpsc::Sender<Down>,
     /// Sent when the driver said the last word; dropped when another session took over or the member left.
     pub ended: oneshot::Sender<LastWordSaid>,
@@ -65,7 +66,7 @@ pub enum Said {
     /// One by one.
     List(Vec<Held>),
     /// All of the list of this version that went down the stream, running; positions in the list's order.
-    AsListed { version: Index, positions: Vec<u64> },
+    AsListed { version: Index, positions: Vec<u64>, lags: Vec<u64> },
 }
 
 /// What a heartbeat named, as far as its answer depends on it.
@@ -103,15 +104,19 @@ impl Listed {
         held.eq(self.grants.iter().copied())
     }
 
-    fn running_at(&self, positions: &[u64]) -> Vec<Held> {
-        let grants = self.grants.iter().zip(positions);
-        let held = grants.map(|((partition, epoch), position)| Held {
+    fn running_at(&self, positions: &[u64], lags: &[u64]) -> Vec<Held> {
+        let lags = lags.iter().copied().chain(std::iter::repeat(0));
+        let grants = self.grants.iter().zip(positions).zip(lags);
+        let held = grants.map(|(((partition, epoch), position), lag)| Held {
             partition: *partition,
             epoch: *epoch,
             phase: Phase::Running,
             position: *position,
             phase_ms: 0,
             error: String::new(),
+            // A grant that stands still for long is not said in short.
+            still_ms: 0,
+            end_offset: lag.checked_sub(1).map(|lag| position.saturating_add(lag)),
         });
         held.collect()
     }
@@ -121,6 +126,7 @@ impl Listed {
 pub struct Session {
     pub id: SessionId,
     pub is_joined: bool,
+    pub labels: Labels,
     listed: Option<Listed>,
     outbound: mpsc::Sender<Down>,
     ended: oneshot::Sender<LastWordSaid>,
@@ -128,8 +134,12 @@ pub struct Session {
 
 impl Session {
     pub fn new(open: Open) -> (MemberRef, Tick, Self) {
-        let Open { member, session, receipt, outbound, ended } = open;
-        (member, receipt, Self { id: session, is_joined: false, listed: None, outbound, ended })
+        let Open { member, session, receipt, labels, outbound, ended } = open;
+        (
+            member,
+            receipt,
+            Self { id: session, is_joined: false, labels, listed: None, outbound, ended },
+        )
     }
 
     /// A whole list goes down the stream.
@@ -148,11 +158,11 @@ impl Session {
                     listed.map_or(Named::Something, |listed| Named::AsListed(listed.version));
                 (Some(held), named)
             }
-            Said::AsListed { version, positions } => match &self.listed {
+            Said::AsListed { version, positions, lags } => match &self.listed {
                 Some(listed)
                     if listed.version == version && listed.grants.len() == positions.len() =>
                 {
-                    (Some(listed.running_at(&positions)), Named::AsListed(version))
+                    (Some(listed.running_at(&positions, &lags)), Named::AsListed(version))
                 }
                 Some(_) | None => (None, Named::Unknown),
             },

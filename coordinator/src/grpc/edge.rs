@@ -1,6 +1,7 @@
 //! The edge: from requests to commands. What is malformed is refused here, by the name of the field.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tenure_core::command::{
     AcknowledgeAcquired, AcknowledgePrepared, CommitOffsets, JoinGroup, LeaveGroup, MemberRef,
@@ -8,13 +9,13 @@ use tenure_core::command::{
     RewindOffset, TopicReport,
 };
 use tenure_model::limits::{
-    EPOCH_FLOOR_STEP_MAX, ERROR_TEXT_BYTES_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX,
+    EPOCH_FLOOR_STEP_MAX, ERROR_TEXT_BYTES_MAX, LABELS_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX,
     REASON_BYTES_MAX, REQUEST_PARTITIONS_MAX, RETURNING_WITHIN_MS_MAX, SUBSCRIPTION_TOPICS_MAX,
     TOPIC_PARTITIONS_MAX, TOPICS_MAX, WEIGHT_MAX,
 };
 use tenure_model::{
-    CommitSequence, Epoch, GroupId, Index, LeaseSettings, MemberEpoch, MemberId, Partition,
-    RequestId, TopicId, TopicName,
+    CommitSequence, Epoch, GroupId, Index, LabelName, LeaseSettings, MemberEpoch, MemberId,
+    Partition, RequestId, TopicId, TopicName,
 };
 use tenure_proto::convert::{
     Malformed, at_most, epoch, group_settings, name, next_offset, partition,
@@ -24,7 +25,7 @@ use tenure_proto::v1;
 use crate::driver::session::Said;
 use crate::raft::NodeId;
 use crate::settings::is_address;
-use crate::soft::{Held, Phase};
+use crate::soft::{Held, Labels, Phase};
 
 /// Reads a join; lengths that are 0 are the coordinator's.
 pub fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malformed> {
@@ -61,6 +62,21 @@ pub fn join(wire: &v1::Join, defaults: LeaseSettings) -> Result<JoinGroup, Malfo
         prepares: wire.prepares,
         weight: wire.weight.max(1),
     })
+}
+
+/// Reads the labels of a member that joins.
+pub fn labels(wire: &[v1::Label]) -> Result<Labels, Malformed> {
+    const FIELD: &str = "join.labels";
+    at_most(FIELD, wire.len(), LABELS_MAX)?;
+    let mut labels = BTreeMap::new();
+    for label in wire {
+        let name: LabelName = name(FIELD, &label.name)?;
+        let value = text(FIELD, &label.value, NAME_BYTES_MAX)?;
+        if let Some(_twice) = labels.insert(name, value) {
+            return Err(Malformed::new(FIELD, format!("names {} twice", label.name)));
+        }
+    }
+    Ok(Arc::new(labels))
 }
 
 fn lease_lengths(wire: &v1::Join, defaults: LeaseSettings) -> Result<(u64, u64), Malformed> {
@@ -115,7 +131,7 @@ pub fn report_topics(
 /// Reads what a heartbeat says is held.
 pub fn said(beat: v1::Heartbeat) -> Result<Said, Malformed> {
     const FIELD: &str = "heartbeat.as_listed";
-    let Some(v1::HeldAsListed { version, positions }) = beat.as_listed else {
+    let Some(v1::HeldAsListed { version, positions, lags }) = beat.as_listed else {
         return held(&beat.held).map(Said::List);
     };
     if !beat.held.is_empty() {
@@ -125,7 +141,11 @@ pub fn said(beat: v1::Heartbeat) -> Result<Said, Malformed> {
     for position in &positions {
         next_offset("heartbeat.as_listed.positions", *position)?;
     }
-    Ok(Said::AsListed { version: Index(version), positions })
+    if !lags.is_empty() && lags.len() != positions.len() {
+        let problem = format!("has {} lags for {} positions", lags.len(), positions.len());
+        return Err(Malformed::new(FIELD, problem));
+    }
+    Ok(Said::AsListed { version: Index(version), positions, lags })
 }
 
 fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
@@ -152,6 +172,11 @@ fn held(wire: &[v1::HeldPartition]) -> Result<Vec<Held>, Malformed> {
                 position: next_offset(FIELD, held.position)?.get(),
                 phase_ms: held.phase_ms,
                 error: text(FIELD, &held.error, ERROR_TEXT_BYTES_MAX)?,
+                still_ms: held.still_ms,
+                end_offset: match held.end_offset {
+                    Some(end) => Some(next_offset(FIELD, end)?.get()),
+                    None => None,
+                },
             })
         })
         .collect()

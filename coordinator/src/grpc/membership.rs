@@ -76,6 +76,7 @@ impl Services {
         holder: &Holder,
     ) -> Result<(), Status> {
         let (join, receipt) = self.read_join(&mut inbound).await?;
+        let labels = edge::labels(&join.labels).map_err(Refusal::from)?;
         let member = self.join(&join).await?;
         // Before the driver sends anything: the stream signs for this member. A stream has one join.
         drop(holder.set((member.group.clone(), member.member.clone())));
@@ -86,6 +87,7 @@ impl Services {
             member: member.clone(),
             session: id,
             receipt,
+            labels,
             outbound: outbound_of_driver,
             ended,
         };

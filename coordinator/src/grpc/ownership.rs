@@ -22,7 +22,8 @@ impl v1::ownership_server::Ownership for Services {
         _request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
         self.catch_up_if_leader().await?;
-        let listed = self.0.raft.with_machine(|machine| view::list_groups(machine.state()));
+        let heard = self.heard();
+        let listed = self.0.raft.with_machine(|machine| view::list_groups(machine.state(), heard));
         Ok(Response::new(listed))
     }
 
@@ -32,7 +33,7 @@ impl v1::ownership_server::Ownership for Services {
     ) -> Result<Response<v1::DescribeGroupResponse>, Status> {
         let id: GroupId = name("group", &request.get_ref().group).map_err(Refusal::from)?;
         self.catch_up_if_leader().await?;
-        let heard = view::Heard { beats: self.0.driver.beats(), now: self.0.clock.now() };
+        let heard = self.heard();
         let described = self.0.raft.with_machine(|machine| {
             let state = machine.state();
             let group = state.group(&id)?;
@@ -120,6 +121,15 @@ impl v1::ownership_server::Ownership for Services {
 }
 
 impl Services {
+    /// What this node heard of members, if it leads.
+    fn heard(&self) -> view::Heard<'_> {
+        view::Heard {
+            beats: self.0.driver.beats(),
+            now: self.0.clock.now(),
+            not_advancing_ms: self.0.settings.deadlines.not_advancing_ms,
+        }
+    }
+
     /// The raft leader answers with everything committed; another node with what it has, and its revision.
     pub(super) async fn catch_up_if_leader(&self) -> Result<(), Refusal> {
         let is_me = self.0.raft.leadership().borrow().is_me;

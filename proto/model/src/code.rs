@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// How the error of an acquire begins that a sink stood in the way of; the sink's name follows.
+pub const SINK_ERROR_PREFIX: &str = "sink ";
+
 /// May the caller try again, and did anything happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryClass {

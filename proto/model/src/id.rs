@@ -113,6 +113,11 @@ name!(
     "instance id"
 );
 name!(
+    /// Name of a label of a member, such as `rack`.
+    LabelName,
+    "label"
+);
+name!(
     /// Name of one request of an operator. The same id is the same request.
     RequestId,
     "request id"

@@ -16,9 +16,9 @@ mod time;
 mod topic;
 mod version;
 
-pub use code::{ErrorCode, RetryClass};
+pub use code::{ErrorCode, RetryClass, SINK_ERROR_PREFIX};
 pub use epoch::{Epoch, EpochError, GroupEpoch, Index, MemberEpoch, Term};
-pub use id::{GroupId, InstanceId, MemberId, NameError, RequestId};
+pub use id::{GroupId, InstanceId, LabelName, MemberId, NameError, RequestId};
 pub use offset::{CommitSequence, NextOffset, OffsetError};
 pub use settings::{GroupSettings, Home, LeaseSettings, SettingsError, SinkSetting, Takeover};
 pub use time::{Clock, ManualClock, Tick, Timestamp};

@@ -46,6 +46,13 @@ pub const SINKS_MAX: usize = 64;
 /// Largest weight of a member: its share of partitions relative to others.
 pub const WEIGHT_MAX: u32 = 20;
 
+/// Acquires in a row that fail at a sink before the partition is said to have none within reach; fewer where fewer
+/// members could own it.
+pub const SINK_UNREACHABLE_AFTER: u32 = 3;
+
+/// Labels of one member.
+pub const LABELS_MAX: usize = 16;
+
 /// Partitions in one request (commit, release, verify).
 pub const REQUEST_PARTITIONS_MAX: usize = 10_000;
 

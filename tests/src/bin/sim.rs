@@ -24,6 +24,9 @@ struct Options {
     /// Takes a protection away, by its name.
     #[arg(long, value_parser = protection)]
     without: Option<Protection>,
+    /// Members prepare for partitions before they get them.
+    #[arg(long)]
+    warm: bool,
 }
 
 fn protection(name: &str) -> Result<Protection, String> {
@@ -33,9 +36,9 @@ fn protection(name: &str) -> Result<Protection, String> {
 }
 
 fn main() -> ExitCode {
-    let Options { seeds, first, seed, without } = Options::parse();
+    let Options { seeds, first, seed, without, warm: is_warm } = Options::parse();
     if let Some(seed) = seed {
-        let report = sim::run(Plan { seed, without, prints: true });
+        let report = sim::run(Plan { seed, without, is_warm, prints: true });
         println!("{:?} trace {:016x}", report.violation, report.trace);
         return if report.violation.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
     let (mut entries, mut events, mut handoffs, mut faults, mut broken) = (0, 0, 0, 0, 0_u64);
     let mut fewest = (usize::MAX, usize::MAX);
     for seed in first..first + seeds {
-        let plan = Plan { seed, without, prints: false };
+        let plan = Plan { seed, without, is_warm, prints: false };
         let report = sim::run(plan);
         if let Some(violation) = &report.violation {
             broken += 1;

@@ -40,6 +40,8 @@ pub enum Event {
     Wake { member: usize, boot: u64, wake: u64 },
     /// In a control run, a release that was held back leaves.
     SendLate { member: usize, boot: u64, stream: u64, up: tenure_proto::v1::SessionUp },
+    /// A preparation of the run loop has ended.
+    Prepared { member: usize, boot: u64, partition: Partition, fails: bool },
     /// The run loop takes what the session says.
     Told { member: usize, boot: u64 },
     /// The run loop sends a question of one grant.
@@ -97,6 +99,7 @@ impl Event {
             }
             Self::Connected { member, .. }
             | Self::Wake { member, .. }
+            | Self::Prepared { member, .. }
             | Self::Told { member, .. }
             | Self::SendLate { member, .. }
             | Self::Send { member, .. }

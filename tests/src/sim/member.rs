@@ -156,8 +156,9 @@ impl World {
             partitions_max: None,
             client: String::new(),
             rejoin: true,
-            prepares: false,
+            prepares: self.plan.is_warm,
             weight: 1,
+            labels: std::collections::BTreeMap::new(),
             seed: self.rng.draw(),
         }));
         self.members[member] = fresh;
@@ -228,10 +229,9 @@ impl World {
                 let shift = self.members[member].lease_shift;
                 self.members[member].lease_ends = at.map(|at| at.after(shift));
             }
-            Output::Prepare(_)
-            | Output::PreparationEnded { .. }
-            | Output::LeaseAtRisk { .. }
-            | Output::LeaseRenewed => {}
+            Output::Prepare(preparing) => self.prepare(member, preparing.partition),
+            Output::PreparationEnded { .. } | Output::LeaseAtRisk { .. } | Output::LeaseRenewed => {
+            }
             Output::Granted(granted) => {
                 let grant = (granted.partition, granted.epoch);
                 let home_initialised = granted.home_initialised;
@@ -268,6 +268,25 @@ impl World {
                 let delay = self.rng.millis(300, 3_000);
                 self.after(delay, Event::StartMember { member });
             }
+        }
+    }
+
+    /// The run loop loads what it needs for a partition that is to come: quickly, slowly, in vain, or for ever.
+    fn prepare(&mut self, member: usize, partition: Partition) {
+        if self.rng.chance(15) {
+            return;
+        }
+        let length =
+            if self.rng.chance(70) { self.rng.millis(5, 300) } else { self.rng.millis(300, 4_000) };
+        let (boot, fails) = (self.members[member].boot, self.rng.chance(20));
+        self.after(length, Event::Prepared { member, boot, partition, fails });
+    }
+
+    /// A preparation has ended; what became of its partition meanwhile the session knows.
+    pub fn prepared(&mut self, member: usize, boot: u64, partition: Partition, fails: bool) {
+        if self.is_of_member(member, boot) {
+            let error = fails.then(|| "state is not to be had".to_owned());
+            self.act_of(member, Act::Prepared { partition, error });
         }
     }
 

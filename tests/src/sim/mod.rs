@@ -38,6 +38,8 @@ pub struct Plan {
     pub seed: u64,
     /// The protection that is taken away; nothing in an honest run.
     pub without: Option<Protection>,
+    /// Whether members prepare for partitions before they get them.
+    pub is_warm: bool,
     /// Whether each step is printed.
     pub prints: bool,
 }
@@ -55,6 +57,8 @@ pub struct Report {
     pub fault_count: usize,
     /// Partitions that went from one member to another and were acquired there.
     pub handoff_count: usize,
+    /// Preparations that came to their end, by their members' word or by their deadline.
+    pub prepared_count: usize,
     /// Entries committed.
     pub entry_count: usize,
     /// Events handled.
@@ -90,5 +94,6 @@ pub fn run(plan: Plan) -> Report {
 pub fn replay(plan: Plan) -> String {
     let without =
         plan.without.map_or_else(String::new, |gone| format!(" --without {}", gone.as_str()));
-    format!("cargo run -p tenure-tests --bin sim -- --seed {}{without}", plan.seed)
+    let warm = if plan.is_warm { " --warm" } else { "" };
+    format!("cargo run -p tenure-tests --bin sim -- --seed {}{without}{warm}", plan.seed)
 }

@@ -17,6 +17,7 @@ pub struct Oracle {
     pub trace: u64,
     pub matrix: Matrix,
     pub handoff_count: usize,
+    pub prepared_count: usize,
     /// Faults at work, by the true time until which their refusals are counted.
     pub at_work: BTreeMap<Kind, u64>,
     now: u64,
@@ -34,6 +35,7 @@ impl Oracle {
             trace: 0xcbf2_9ce4_8422_2325,
             matrix: Matrix::default(),
             handoff_count: 0,
+            prepared_count: 0,
             at_work: BTreeMap::new(),
             now: 0,
             owners: BTreeMap::new(),
@@ -80,6 +82,8 @@ impl Oracle {
                             self.handoff_count += 1;
                         }
                     }
+                    self.prepared_count +=
+                        usize::from(matches!(event, Event::PreparationReady { .. }));
                 }
             }
             Fact::Written { epoch, to, .. } => {

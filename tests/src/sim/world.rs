@@ -95,7 +95,7 @@ impl World {
         let topic_id = TopicId::from_bits(1);
         let partition_count = u32::try_from(rng.within(3, 6)).expect("a small number");
         let member_count = rng.within(3, 5);
-        let settings = Arc::new(node_settings(&mut rng));
+        let settings = Arc::new(node_settings(&mut rng, plan.is_warm));
         let mut world = Self {
             plan,
             now: 0,
@@ -173,6 +173,7 @@ impl World {
             member_count: self.members.len(),
             fault_count: self.fault_count,
             handoff_count: self.oracle.handoff_count,
+            prepared_count: self.oracle.prepared_count,
             entry_count: self.log.entries.len(),
             event_count: self.event_count,
             matrix: self.oracle.matrix,
@@ -219,6 +220,9 @@ impl World {
             Event::Wake { member, boot, wake } => self.wake(member, boot, wake),
             Event::SendLate { member, boot, stream, up } => {
                 self.send_late(member, boot, stream, up);
+            }
+            Event::Prepared { member, boot, partition, fails } => {
+                self.prepared(member, boot, partition, fails);
             }
             Event::Told { member, boot } => self.told(member, boot),
             Event::Send { member, boot, grant, id, ask } => {
@@ -323,7 +327,7 @@ impl World {
     }
 }
 
-fn node_settings(rng: &mut Rng) -> NodeSettings {
+fn node_settings(rng: &mut Rng, is_warm: bool) -> NodeSettings {
     let pauses_expiry = rng.chance(20);
     NodeSettings {
         lease: LeaseLengths {
@@ -334,7 +338,8 @@ fn node_settings(rng: &mut Rng) -> NodeSettings {
         deadlines: Deadlines {
             drain_deadline_ms: 2_000,
             acquire_deadline_ms: 4_000,
-            prepare_deadline_ms: 30_000,
+            // Short enough for a preparation that never ends to be seen.
+            prepare_deadline_ms: if is_warm { 1_500 } else { 30_000 },
             settle_ms: 200,
             settle_max_ms: 1_000,
             silence_slack_ms: SILENCE_SLACK_MS,
@@ -346,6 +351,7 @@ fn node_settings(rng: &mut Rng) -> NodeSettings {
             vanished_least: 2,
             vanished_window_ms: 1_000,
             vanished_pause_ms: 2_000,
+            not_advancing_ms: 30_000,
         },
         ..NodeSettings::default()
     }

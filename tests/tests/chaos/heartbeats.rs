@@ -9,7 +9,7 @@ use tenure_kafka::{KafkaSettings, KafkaSource};
 use tenure_model::LeaseSettings;
 use tenure_proto::v1;
 use tenure_sdk::source::RecordSource as _;
-use tenure_tests::cluster::Cluster;
+use tenure_tests::cluster::{Cluster, SHORT_LENGTHS};
 use tenure_tests::figures::tell;
 use tenure_tests::proxy::Proxy;
 use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
@@ -17,6 +17,8 @@ use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
 use crate::member::{Member, THREADS};
 
 const TTL_MS: u64 = 5_000;
+/// After two ttls a partition that stands still is said to.
+const NOT_ADVANCING_MS: u64 = 2 * TTL_MS;
 /// As many as threads.
 const PARTITIONS: u16 = THREADS;
 const STEP_MAX: Duration = Duration::from_secs(60);
@@ -38,7 +40,9 @@ struct Rig {
 
 impl Rig {
     fn new(kafka: &Kafka, each: impl Fn() + Send + Sync + 'static) -> Self {
-        let cluster = Cluster::start(1);
+        // Continues the table of deadlines.
+        let lengths = format!("{SHORT_LENGTHS}not_advancing_ms = {NOT_ADVANCING_MS}\n");
+        let cluster = Cluster::start_with(1, &lengths);
         let proxy = Proxy::start(cluster.addresses()[0].parse().unwrap());
         let topic = kafka.new_topic("beats", PARTITIONS);
         let group = unique_name("beats");
@@ -104,23 +108,33 @@ fn handler_that_blocks_every_thread_of_the_runtime_for_five_ttls_delays_no_heart
         }
     });
     let epochs = rig.epochs();
+    assert!(rig.partitions().iter().all(|found| !found.not_advancing), "an idle one advances");
     (0..PARTITIONS).for_each(|partition| kafka.produce(&rig.topic, partition, &["first"]));
     let all_blocked = wait_until(STEP_MAX, || blocked.load(Ordering::SeqCst) == threads);
     assert!(all_blocked, "a handler got no record");
     let since = Instant::now();
     kafka.produce(&rig.topic, 0, &["second"]);
     thread::sleep(length - Duration::from_millis(500));
-    // Owned, but not advancing: its position stands before a record that is there.
-    let partitions = rig.partitions();
+    // Owned and not advancing, all of them; not expired.
     assert_eq!(rig.epochs(), epochs);
-    let first = partitions.iter().find(|found| found.partition.as_ref().unwrap().index == 0);
-    let position = first.unwrap().position.unwrap_or(0);
-    assert!(position < 2, "a blocked handler is at {position}");
+    for found in rig.partitions() {
+        assert!(found.not_advancing, "{found:?}");
+        assert!(found.still_ms.unwrap_or(0) >= NOT_ADVANCING_MS, "{found:?}");
+        assert!(found.position.unwrap_or(0) < 2, "a blocked handler goes on: {found:?}");
+    }
+    assert!(
+        rig.cluster.output().contains("partition does not advance"),
+        "{}",
+        rig.cluster.output()
+    );
     assert_eq!(rig.member.count(), threads, "a record was delivered by a blocked runtime");
     rig.judge("every thread of the runtime blocked", since).unwrap();
     // It goes on as if nothing had been.
     let goes_on = wait_until(STEP_MAX, || rig.member.count() == threads + 1);
     assert!(goes_on, "the partition did not go on");
+    let advance =
+        wait_until(STEP_MAX, || rig.partitions().iter().all(|found| !found.not_advancing));
+    assert!(advance, "{:?}", rig.partitions());
     assert_eq!(rig.epochs(), epochs);
 }
 

@@ -39,15 +39,11 @@ fn check(plan: Plan, report: &Report) -> Result<(), String> {
     if is_worth_it { Ok(()) } else { Err(format!("too little happened: {report:?}\n{}", again())) }
 }
 
-#[test]
-fn no_seed_breaks_a_property() {
-    let count = tier::seed_count(SEEDS_FULL) as u64;
-    let first = match tier::Tier::current() {
-        tier::Tier::Full => tier::seed(),
-        tier::Tier::Fast | tier::Tier::Ci => SEED_FIRST,
-    };
+/// Plays seeds on all processors; answers the matrix, the number of preparations and what was broken.
+fn play(first: u64, count: u64, is_warm: bool) -> (Matrix, usize, Vec<String>) {
+    tell(format_args!("{count} seeds from {first}, warm: {is_warm}\n"));
     let next = AtomicU64::new(0);
-    let totals = Mutex::new((Matrix::default(), Vec::new()));
+    let totals = Mutex::new((Matrix::default(), 0, Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -58,24 +54,47 @@ fn no_seed_breaks_a_property() {
                         break;
                     }
                     let seed = first.wrapping_add(position);
-                    let plan = Plan { seed, ..Plan::default() };
+                    let plan = Plan { seed, is_warm, ..Plan::default() };
                     let report = sim::run(plan);
                     let checked = check(plan, &report);
                     let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
                     totals.0.add(&report.matrix);
-                    totals.1.extend(checked.err());
+                    totals.1 += report.prepared_count;
+                    totals.2.extend(checked.err());
                 }
             });
         }
     });
-    let (matrix, broken) = totals.into_inner().unwrap();
+    totals.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn first_seed() -> u64 {
+    match tier::Tier::current() {
+        tier::Tier::Full => tier::seed(),
+        tier::Tier::Fast | tier::Tier::Ci => SEED_FIRST,
+    }
+}
+
+#[test]
+fn no_seed_breaks_a_property() {
+    let count = tier::seed_count(SEEDS_FULL) as u64;
+    let (matrix, _, broken) = play(first_seed(), count, false);
     let reasons =
         UNREACHABLE.iter().map(|(cell, reason)| format!("not to be reached: {cell}: {reason}\n"));
-    tell(format_args!("{count} seeds from {first}\n{matrix}\n{}", reasons.collect::<String>()));
+    tell(format_args!("{matrix}\n{}", reasons.collect::<String>()));
     assert!(broken.is_empty(), "{} seeds are broken:\n{}", broken.len(), broken.join("\n"));
     let empty = matrix.empty();
     println!("cells not reached: {empty:?}");
     assert!(count < SEEDS_FOR_MATRIX || empty.is_empty(), "cells not reached: {empty:?}");
+}
+
+#[test]
+fn no_seed_breaks_a_property_where_members_prepare() {
+    let count = tier::seed_count(SEEDS_FULL / 4) as u64;
+    let (_, prepared, broken) = play(first_seed(), count, true);
+    assert!(broken.is_empty(), "{} seeds are broken:\n{}", broken.len(), broken.join("\n"));
+    tell(format_args!("{count} warm seeds: {prepared} preparations came to their end\n"));
+    assert!(prepared as u64 >= count, "hardly anything was prepared: {prepared} in {count} runs");
 }
 
 #[test]

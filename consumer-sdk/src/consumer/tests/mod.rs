@@ -7,6 +7,7 @@ mod events;
 mod frozen;
 mod offsets;
 mod patterns;
+mod progress;
 mod warm;
 
 use std::future::Future;
@@ -128,6 +129,11 @@ async fn contradicting_settings_are_refused_by_name() {
     check(
         bench.builder().takeover(tenure_model::Takeover::Fence),
         "takeover is fence, but no sink is named: name the sinks or use takeover = lease",
+    );
+    let label = tenure_model::LabelName::new("rack").unwrap();
+    check(
+        bench.builder().label(label, "x".repeat(250)),
+        "label rack has 250 bytes: use at most 16 labels of at most 249 bytes",
     );
     let lease = tenure_model::LeaseSettings { heartbeat_interval_ms: 9_000, ..Default::default() };
     check(

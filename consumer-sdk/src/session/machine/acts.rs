@@ -138,8 +138,7 @@ impl Acts {
             epoch: release.epoch.get(),
             phase: wire::phase(Phase::Draining),
             position: release.next_offset.map_or(0, NextOffset::get),
-            phase_ms: 0,
-            error: String::new(),
+            ..v1::HeldPartition::default()
         })
     }
 
@@ -301,6 +300,9 @@ impl Machine {
             Act::Phase { partition, epoch, phase, position, error } => {
                 let error = error.unwrap_or_default();
                 self.grants.note_phase((partition, epoch), phase, position, error, now);
+            }
+            Act::Progress { partition, epoch, progress } => {
+                self.grants.note_progress((partition, epoch), progress, now);
             }
             Act::Release { partition, epoch, next_offset, reason, error } => {
                 if self.grants.holds(partition, epoch) {

@@ -8,8 +8,11 @@ use tenure_model::{Epoch, Index, LeaseSettings, NextOffset, Partition, Tick, lim
 use tenure_proto::v1;
 
 use super::{Granted, LeaseChange, Machine, Output};
-use crate::session::event::{LostCause, Phase, Preparing, ReleaseReason};
+use crate::session::event::{LostCause, Phase, Preparing, Progress, ReleaseReason};
 use crate::session::wire::{self, Assigned, Assignment};
+
+/// From how long on a grant's standing still is said: a heartbeat then names it in full.
+const STILL_SAID: Duration = Duration::from_secs(5);
 
 /// What the member holds and what it held.
 #[derive(Debug, Default)]
@@ -58,7 +61,14 @@ struct Held {
     phase: Phase,
     phase_since: Tick,
     position: NextOffset,
+    end_offset: Option<NextOffset>,
+    /// When it last moved, or had nothing to do.
+    went_on_at: Tick,
     error: String,
+}
+
+fn millis(length: Duration) -> u64 {
+    u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Grants {
@@ -104,6 +114,9 @@ impl Grants {
         let Some(held) = self.held.get_mut(&partition).filter(|held| held.epoch == epoch) else {
             return;
         };
+        if held.position != position || held.phase != phase {
+            held.went_on_at = now;
+        }
         if held.phase != phase {
             held.phase = phase;
             held.phase_since = now;
@@ -130,13 +143,42 @@ impl Grants {
     }
 
     /// What is held as the list that came down this stream, where that says it all.
-    pub(super) fn as_listed(&self) -> Option<v1::HeldAsListed> {
+    pub(super) fn as_listed(&self, now: Tick) -> Option<v1::HeldAsListed> {
         let runs = |held: &Held| {
-            held.phase == Phase::Running && held.drain_ends_at.is_none() && held.error.is_empty()
+            held.phase == Phase::Running
+                && held.drain_ends_at.is_none()
+                && held.error.is_empty()
+                && now.since(held.went_on_at) < STILL_SAID
         };
         let version = self.complete.filter(|_| self.held.values().all(runs))?.0;
         let positions = self.held.values().map(|held| held.position.get()).collect();
-        Some(v1::HeldAsListed { version, positions })
+        let lag = |held: &Held| {
+            let end = held.end_offset?;
+            Some(end.get().saturating_sub(held.position.get()).saturating_add(1))
+        };
+        let lags = match self.held.values().any(|held| held.end_offset.is_some()) {
+            true => self.held.values().map(|held| lag(held).unwrap_or(0)).collect(),
+            false => Vec::new(),
+        };
+        Some(v1::HeldAsListed { version, positions, lags })
+    }
+
+    /// Notes how a grant gets on.
+    pub(super) fn note_progress(
+        &mut self,
+        (partition, epoch): (Partition, Epoch),
+        progress: Progress,
+        now: Tick,
+    ) {
+        let Some(held) = self.held.get_mut(&partition).filter(|held| held.epoch == epoch) else {
+            return;
+        };
+        let Progress { position, end_offset, is_idle } = progress;
+        if is_idle || held.position != position {
+            held.went_on_at = now;
+        }
+        held.position = position;
+        held.end_offset = end_offset;
     }
 
     /// Everything that the member believes to hold, for a heartbeat.
@@ -146,8 +188,13 @@ impl Grants {
             epoch: held.epoch.get(),
             phase: wire::phase(held.phase),
             position: held.position.get(),
-            phase_ms: u64::try_from(now.since(held.phase_since).as_millis()).unwrap_or(u64::MAX),
+            phase_ms: millis(now.since(held.phase_since)),
             error: held.error.clone(),
+            still_ms: match held.phase {
+                Phase::Running => millis(now.since(held.went_on_at)),
+                Phase::Registering | Phase::Verifying | Phase::Resuming | Phase::Draining => 0,
+            },
+            end_offset: held.end_offset.map(NextOffset::get),
         });
         v1::Heartbeat {
             sequence,
@@ -459,6 +506,8 @@ impl Machine {
             phase: Phase::Registering,
             phase_since: now,
             position: NextOffset::ZERO,
+            end_offset: None,
+            went_on_at: now,
             error: String::new(),
         };
         self.grants.insert(partition, held);

@@ -214,7 +214,7 @@ impl Machine {
         }
         let kept: Vec<_> = self.acts.kept_for_leave().collect();
         let is_short = live.knows_as_listed && kept.is_empty();
-        let heartbeat = match self.grants.as_listed().filter(|_| is_short) {
+        let heartbeat = match self.grants.as_listed(now).filter(|_| is_short) {
             Some(as_listed) => v1::Heartbeat {
                 sequence: live.sequence,
                 assignment_version: as_listed.version,
@@ -266,6 +266,7 @@ impl Machine {
             member_epoch: self.member_epoch.map_or(0, |epoch| epoch.0),
             weight: self.settings.weight,
             prepares: self.settings.prepares,
+            labels: self.settings.labels.iter().map(wire::label).collect(),
         };
         out.push(Output::Send(v1::SessionUp { up: Some(v1::session_up::Up::Join(join)) }));
     }

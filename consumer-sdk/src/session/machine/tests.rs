@@ -12,6 +12,7 @@ use tenure_proto::v1::session_up::Up;
 use super::*;
 
 mod nodes;
+mod progress;
 mod property;
 
 pub(super) const TTL_MS: u64 = 3000;
@@ -37,6 +38,7 @@ pub(super) fn settings(seed: u64) -> Settings {
         rejoin: true,
         prepares: true,
         weight: 1,
+        labels: std::collections::BTreeMap::new(),
         seed,
     }
 }
@@ -225,7 +227,7 @@ fn sent_text(up: &v1::SessionUp) -> String {
                 .collect();
             let (sequence, version) = (heartbeat.sequence, heartbeat.assignment_version);
             match &heartbeat.as_listed {
-                Some(v1::HeldAsListed { version, positions }) => {
+                Some(v1::HeldAsListed { version, positions, .. }) => {
                     assert_eq!(held, "", "the short form stands in place of the list");
                     format!("heartbeat {sequence} as listed v{version}@{positions:?}")
                 }

@@ -4,6 +4,7 @@ use tenure_model::limits::{MEMBERS_MAX, SUBSCRIPTION_TOPICS_MAX, TOMBSTONES_MAX}
 use tenure_model::{Index, Term, Timestamp};
 
 use super::{Run, check, group, join, member, topic};
+use crate::command::LeaveGroup;
 use crate::{Command, Context, Rejection, State};
 
 #[test]
@@ -421,4 +422,34 @@ fn messages_of_a_member_that_leaves_end_without_it_in_any_order_m09() {
         let members: Vec<_> = run.state.groups[&group()].members.keys().collect();
         assert_eq!(members, [&member("bob")], "order {order}: {said:#?}");
     }
+}
+
+#[test]
+fn full_group_takes_its_own_static_member_back_m2() {
+    let mut state = State::default();
+    let mut index = 0;
+    let mut apply = |state: &mut State, command: Command| {
+        index += 1;
+        let context = Context { term: Term(1), index: Index(index), proposed_at: Timestamp(0) };
+        state.apply(context, &command).result
+    };
+    apply(&mut state, Command::JoinGroup(join("ann", &["instance", "x"]))).unwrap();
+    let leave = LeaveGroup {
+        group: group(),
+        member: member("ann"),
+        partitions: Vec::new(),
+        reason: "restarts".to_owned(),
+        returning_within_ms: Some(60_000),
+    };
+    apply(&mut state, Command::LeaveGroup(leave)).unwrap();
+    apply(&mut state, Command::JoinGroup(join("m", &[]))).unwrap();
+    let record = state.groups[&group()].members[&member("m")].clone();
+    let members = &mut std::sync::Arc::make_mut(state.groups.get_mut(&group()).unwrap()).members;
+    for at in members.len()..MEMBERS_MAX {
+        members.insert(member(&format!("m{at}")), record.clone());
+    }
+    let refused = apply(&mut state, Command::JoinGroup(join("stranger", &["instance", "y"])));
+    assert!(matches!(refused, Err(Rejection::LimitReached { .. })), "{refused:?}");
+    apply(&mut state, Command::JoinGroup(join("ann2", &["instance", "x"]))).unwrap();
+    assert_eq!(state.groups[&group()].members.len(), MEMBERS_MAX);
 }

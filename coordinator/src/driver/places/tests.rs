@@ -67,7 +67,14 @@ impl Rig {
         let (outbound, down) = mpsc::channel(64);
         let (ended, ends) = oneshot::channel();
         let session = SessionId(self.sessions);
-        let open = Open { member: named(member), session, receipt: now, outbound, ended };
+        let open = Open {
+            member: named(member),
+            session,
+            receipt: now,
+            labels: Arc::default(),
+            outbound,
+            ended,
+        };
         let (member, receipt, session) = Session::new(open);
         let id = session.id;
         self.reign.open(member, receipt, session);

@@ -129,7 +129,14 @@ impl Ends {
     fn open(reign: &mut Reign, name: &str, receipt: Tick) -> Self {
         let (outbound, down) = mpsc::channel(16);
         let (ended, ends) = oneshot::channel();
-        let open = Open { member: member(name), session: SessionId(1), receipt, outbound, ended };
+        let open = Open {
+            member: member(name),
+            session: SessionId(1),
+            receipt,
+            labels: Arc::default(),
+            outbound,
+            ended,
+        };
         let (member, receipt, session) = Session::new(open);
         reign.open(member, receipt, session);
         Self { down, _ended: ends }
@@ -154,7 +161,16 @@ fn beat(reign: &mut Reign, name: &str, sequence: u64, receipt: Tick) {
 
 fn running(partition: Partition, epoch: Epoch) -> Held {
     let phase = crate::soft::Phase::Running;
-    Held { partition, epoch, phase, position: 0, phase_ms: 0, error: String::new() }
+    Held {
+        partition,
+        epoch,
+        phase,
+        position: 0,
+        phase_ms: 0,
+        error: String::new(),
+        still_ms: 0,
+        end_offset: None,
+    }
 }
 
 fn say(reign: &mut Reign, name: &str, said: Said, takes_as_held: bool) {
@@ -358,7 +374,10 @@ fn cases(held: &[Held], version: u64) -> Vec<(&'static str, Said, bool, bool)> {
     let list = |grants: &[(Partition, Epoch)]| {
         Said::List(grants.iter().map(|(partition, epoch)| running(*partition, *epoch)).collect())
     };
-    let as_listed = |version, positions| Said::AsListed { version: Index(version), positions };
+    let as_listed = |version, positions| {
+        let lags = vec![];
+        Said::AsListed { version: Index(version), positions, lags }
+    };
     let here = (partition(), Epoch::FIRST);
     vec![
         ("exactly it", Said::List(held.to_vec()), true, true),
@@ -491,8 +510,14 @@ fn heartbeat_of_an_earlier_session_is_not_answered_on_a_later_one() {
     let lost = reign.take_waiting();
     let (outbound, mut down) = mpsc::channel(16);
     let (ended, _ends) = oneshot::channel();
-    let open =
-        Open { member: member("ann"), session: SessionId(2), receipt: at(2_000), outbound, ended };
+    let open = Open {
+        member: member("ann"),
+        session: SessionId(2),
+        receipt: at(2_000),
+        labels: Arc::default(),
+        outbound,
+        ended,
+    };
     let (named, receipt, session) = Session::new(open);
     reign.open(named, receipt, session);
     reign.give_back(lost);
@@ -506,12 +531,13 @@ fn heartbeat_names_its_grants_in_one_form_and_only_offsets_that_can_be() {
     let said = |held: usize, positions: Vec<u64>| {
         let beat = v1::Heartbeat {
             held: vec![v1::HeldPartition::default(); held],
-            as_listed: Some(v1::HeldAsListed { version: 5, positions }),
+            as_listed: Some(v1::HeldAsListed { version: 5, positions, lags: vec![] }),
             ..v1::Heartbeat::default()
         };
         crate::grpc::edge::said(beat).map_err(|malformed| malformed.to_string())
     };
-    let short = Said::AsListed { version: Index(5), positions: vec![1, u64::MAX >> 1] };
+    let short =
+        Said::AsListed { version: Index(5), positions: vec![1, u64::MAX >> 1], lags: vec![] };
     assert_eq!(said(0, vec![1, u64::MAX >> 1]), Ok(short));
     let both = said(1, vec![1]).unwrap_err();
     assert_eq!(both, "heartbeat.as_listed: stands beside heartbeat.held: give one of them");

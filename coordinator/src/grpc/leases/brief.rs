@@ -16,7 +16,7 @@ use super::super::refusal::Refusal;
 use super::{Granted, granted};
 use crate::driver::session::{Down, Heartbeat, Input, LastWordSaid, Open, Said, SessionId};
 use crate::raft::ProposeError;
-use crate::soft::{Held, Phase};
+use crate::soft::{Held, Labels, Phase};
 
 /// How long the raft leader may take to confirm that it leads.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -41,7 +41,14 @@ impl Brief {
         let (outbound, inbound) = mpsc::channel(services.0.settings.queues.session_messages);
         let id = SessionId(services.0.sessions.fetch_add(1, Ordering::Relaxed));
         let (ended, end) = oneshot::channel();
-        let open = Open { member: member.clone(), session: id, receipt, outbound, ended };
+        let open = Open {
+            member: member.clone(),
+            session: id,
+            receipt,
+            labels: Labels::default(),
+            outbound,
+            ended,
+        };
         if !services.0.driver.tell(Input::Open(open)).await {
             return Err(Refusal::from(ProposeError::Stopped).into());
         }
@@ -71,6 +78,8 @@ impl Brief {
             position: 0,
             phase_ms: 0,
             error: String::new(),
+            still_ms: 0,
+            end_offset: None,
         };
         let heartbeat = Heartbeat {
             member: self.member.clone(),

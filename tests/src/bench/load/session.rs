@@ -185,7 +185,8 @@ impl Session {
         };
         if self.is_short {
             let positions = self.held.values().map(|held| held.position).collect();
-            beat.as_listed = Some(v1::HeldAsListed { version: self.version, positions });
+            beat.as_listed =
+                Some(v1::HeldAsListed { version: self.version, positions, lags: vec![] });
         } else {
             beat.held = self.held.values().cloned().collect();
         }
@@ -233,6 +234,8 @@ impl Session {
                 position: known.map_or(0, |known| known.position),
                 phase_ms: 1_000,
                 error: String::new(),
+                still_ms: 0,
+                end_offset: None,
             };
             self.held.insert(key, held);
         }

@@ -1,6 +1,7 @@
 //! The sessions of a node, as `Membership.Session` serves them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tenure_coordinator::parts::refusal::Refusal;
 use tenure_coordinator::parts::session::{
@@ -187,6 +188,7 @@ impl World {
             member: member.clone(),
             session: SessionId(number),
             receipt,
+            labels: Arc::default(),
             outbound: sender,
             ended: say_ended,
         };

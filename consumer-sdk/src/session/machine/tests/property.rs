@@ -116,7 +116,8 @@ impl Seen {
                     let live = self.live.iter();
                     let live: Vec<_> =
                         live.map(|(partition, (epoch, _))| (*partition, *epoch)).collect();
-                    if let Some(v1::HeldAsListed { version, positions }) = &heartbeat.as_listed {
+                    if let Some(v1::HeldAsListed { version, positions, .. }) = &heartbeat.as_listed
+                    {
                         assert_eq!(
                             Some(&live),
                             self.lists.get(version),

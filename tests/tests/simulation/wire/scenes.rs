@@ -277,15 +277,17 @@ fn one_way(plan: Plan) -> World {
     world
 }
 
-/// How many bytes come down a connection at most before it breaks: an answer with its head has about fifty.
-const BREAKS_WITHIN_BYTES: u64 = 500;
+/// How many bytes come down a connection at most before it breaks: an answer with its head has about fifty, that to a
+/// join several hundred. With fewer a session is sometimes broken for so long that its lease ends.
+const BREAKS_WITHIN_BYTES: u64 = 1_000;
 
 /// Least number of breaks that a run must be worth.
-const BREAKS_LEAST: u64 = 20;
+const BREAKS_LEAST: u64 = 8;
 
 /// Sessions, commits, releases and acquisitions over connections that break all the time.
 fn broken(plan: Plan) -> World {
-    let mut world = World::start(plan);
+    let shape = Shape { ttl_ms: 10_000, ..plan.shape };
+    let mut world = World::start(Plan { shape, ..plan });
     let seed = world.rng.draw();
     world.shared.break_lines(seed, Some(BREAKS_WITHIN_BYTES));
     // Those of the start have no limit: they go first.

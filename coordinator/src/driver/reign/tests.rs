@@ -9,6 +9,7 @@ use tenure_model::{
     Epoch, GroupEpoch, GroupSettings, ManualClock, MemberEpoch, Partition, PartitionIndex,
     Timestamp, TopicId,
 };
+use tenure_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::session::{Heartbeat, Open, Said, SessionId};

@@ -13,6 +13,9 @@ pub const PATTERN_MAX_BYTES: usize = 256;
 /// Most entries of [`Proxy::uploads`].
 pub const UPLOADS_MAX: usize = 100_000;
 
+/// Bytes that are kept of what came at a time.
+pub const UPLOAD_KEPT_BYTES: usize = 256;
+
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -136,9 +139,10 @@ impl Proxy {
         self.shared.wait_for(timeout, |state| state.answers == Answers::Kept)
     }
 
-    /// When bytes came from clients so far, and how many at a time; the first [`UPLOADS_MAX`] of them.
+    /// When bytes came from clients so far, and the first [`UPLOAD_KEPT_BYTES`] of what came at a time; the first
+    /// [`UPLOADS_MAX`] of them.
     #[must_use]
-    pub fn uploads(&self) -> Vec<(Instant, usize)> {
+    pub fn uploads(&self) -> Vec<(Instant, Vec<u8>)> {
         self.shared.lock().uploads.clone()
     }
 
@@ -182,7 +186,7 @@ struct State {
     to_client_held: bool,
     pattern: Option<Vec<u8>>,
     answers: Answers,
-    uploads: Vec<(Instant, usize)>,
+    uploads: Vec<(Instant, Vec<u8>)>,
     connections: BTreeMap<u64, Connection>,
     next_id: u64,
     stopping: bool,
@@ -352,7 +356,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, id: u64, direction: Direction, s
         let chunk = &buffer[..count];
         match direction {
             Direction::ToClient => note_kept_answer(id, shared),
-            Direction::ToServer => note_upload(count, shared),
+            Direction::ToServer => note_upload(chunk, shared),
         }
         if !shared.may_pass(id, direction) {
             break;
@@ -379,11 +383,12 @@ fn pump(mut from: TcpStream, mut to: TcpStream, id: u64, direction: Direction, s
     });
 }
 
-fn note_upload(count: usize, shared: &Shared) {
+fn note_upload(bytes: &[u8], shared: &Shared) {
     let now = Instant::now();
     let mut state = shared.lock();
     if state.uploads.len() < UPLOADS_MAX {
-        state.uploads.push((now, count));
+        let kept = bytes.len().min(UPLOAD_KEPT_BYTES);
+        state.uploads.push((now, bytes[..kept].to_vec()));
     }
 }
 

@@ -22,8 +22,22 @@ const NOT_ADVANCING_MS: u64 = 2 * TTL_MS;
 /// As many as threads.
 const PARTITIONS: u16 = THREADS;
 const STEP_MAX: Duration = Duration::from_secs(60);
-/// Smaller than any heartbeat that names a partition, larger than what keeps a connection alive.
-const HEARTBEAT_BYTES_LEAST: usize = 60;
+/// Head of an HTTP/2 frame: length of what follows in three bytes, type, flags, stream (RFC 9113, section 4.1).
+const FRAME_HEAD_BYTES: usize = 9;
+/// Head of a gRPC message, within a frame of type 0.
+const MESSAGE_HEAD_BYTES: usize = 5;
+
+/// Whether a message is among these frames, which begin with one: not what keeps a connection alive.
+fn has_message(mut frames: &[u8]) -> bool {
+    while let [high, middle, low, kind, ..] = *frames {
+        let length = u32::from_be_bytes([0, high, middle, low]) as usize;
+        if kind == 0 && length > MESSAGE_HEAD_BYTES {
+            return true;
+        }
+        frames = frames.get(FRAME_HEAD_BYTES + length..).unwrap_or_default();
+    }
+    false
+}
 
 fn interval() -> Duration {
     Duration::from_millis(LeaseSettings::for_ttl(TTL_MS).heartbeat_interval_ms)
@@ -74,7 +88,7 @@ impl Rig {
             .proxy
             .uploads()
             .into_iter()
-            .filter(|(at, size_bytes)| *at >= since && *size_bytes >= HEARTBEAT_BYTES_LEAST)
+            .filter(|(at, bytes)| *at >= since && has_message(bytes))
             .map(|(at, _)| at)
             .collect();
         let longest =

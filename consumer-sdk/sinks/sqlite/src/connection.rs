@@ -120,7 +120,14 @@ fn connect(
 ) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(busy_timeout)?;
-    connection.pragma_update(None, "journal_mode", "WAL")?;
+    // The one statement that does not wait: a new file is just getting its journal from somebody else.
+    let started = Instant::now();
+    while let Err(error) = connection.pragma_update(None, "journal_mode", "WAL") {
+        if !is_busy(&error) || started.elapsed() >= busy_timeout {
+            return Err(error);
+        }
+        std::thread::sleep(Urgency::Registration.pause());
+    }
     let level = match synchronous {
         Synchronous::Full => "FULL",
         Synchronous::Normal => "NORMAL",

@@ -281,3 +281,22 @@ async fn poll_some(
     })
     .await
 }
+
+/// A new file gets its journal while others open it too, as when all processes of a service start at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_file_may_be_opened_by_many_at_once() {
+    for _ in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new.db");
+        let openings = (0..8).map(|_| {
+            let path = path.clone();
+            tokio::spawn(async move {
+                let sink = SqliteSink::open(path, SqliteSettings::default()).await?;
+                sink.migrate().await
+            })
+        });
+        for opened in openings.collect::<Vec<_>>() {
+            opened.await.unwrap().unwrap();
+        }
+    }
+}

@@ -114,7 +114,9 @@ fn handler_that_blocks_every_thread_of_the_runtime_for_five_ttls_delays_no_heart
     let threads = usize::from(THREADS);
     let blocked = Arc::new(AtomicUsize::new(0));
     let told = Arc::clone(&blocked);
-    let length = Duration::from_millis(TTL_MS * 5);
+    let judged = Duration::from_millis(TTL_MS * 5);
+    // The handlers do not begin at the same moment: all of them are blocked while it is judged.
+    let length = judged + Duration::from_secs(3);
     // As many partitions as threads: each handler blocks one of them with its first record.
     let rig = Rig::new(kafka, move || {
         if told.fetch_add(1, Ordering::SeqCst) < threads {
@@ -128,7 +130,7 @@ fn handler_that_blocks_every_thread_of_the_runtime_for_five_ttls_delays_no_heart
     assert!(all_blocked, "a handler got no record");
     let since = Instant::now();
     kafka.produce(&rig.topic, 0, &["second"]);
-    thread::sleep(length - Duration::from_millis(500));
+    thread::sleep(judged);
     // Owned and not advancing, all of them; not expired.
     assert_eq!(rig.epochs(), epochs);
     for found in rig.partitions() {

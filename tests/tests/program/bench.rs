@@ -4,6 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use tenure_tests::process::tenure_bin;
+use tenure_tests::tier::has_time;
 
 /// Runs one scenario, and gives its metrics. Those named are there; a missed bound is no failure here.
 fn metrics(scenario: &str, names: &[&str]) -> Value {
@@ -30,6 +31,9 @@ fn is_above_0(metrics: &Value, name: &str) {
 
 #[test]
 fn bench_of_commits_says_rates_and_times() {
+    if !has_time() {
+        return;
+    }
     let metrics =
         metrics("commits", &["rate_per_s", "p50_ms", "p99_ms", "lone_p50_ms", "fdatasync_p50_ms"]);
     is_above_0(&metrics, "rate_per_s");
@@ -40,6 +44,9 @@ fn bench_of_commits_says_rates_and_times() {
 
 #[test]
 fn bench_of_heartbeats_says_rates_and_times() {
+    if !has_time() {
+        return;
+    }
     let metrics = metrics("heartbeats", &["rate_per_s", "p50_ms", "p99_ms", "fdatasync_p50_ms"]);
     is_above_0(&metrics, "rate_per_s");
     is_above_0(&metrics, "nodes_cpu_us_per_heartbeat");
@@ -47,6 +54,9 @@ fn bench_of_heartbeats_says_rates_and_times() {
 
 #[test]
 fn bench_of_failover_says_gaps() {
+    if !has_time() {
+        return;
+    }
     let metrics = metrics("failover", &["gap_p50_ms", "gap_max_ms", "transfer_gap_max_ms"]);
     is_above_0(&metrics, "gap_p50_ms");
     assert!(metrics["gap_p50_ms"].as_f64() <= metrics["gap_max_ms"].as_f64(), "{metrics}");
@@ -54,6 +64,9 @@ fn bench_of_failover_says_gaps() {
 
 #[test]
 fn bench_of_recovery_says_how_long_and_how_large() {
+    if !has_time() {
+        return;
+    }
     let metrics = metrics("recovery", &["reload_s", "rss_mib"]);
     is_above_0(&metrics, "reload_s");
     is_above_0(&metrics, "rss_mib");
@@ -61,5 +74,8 @@ fn bench_of_recovery_says_how_long_and_how_large() {
 
 #[test]
 fn bench_of_a_full_machine_counts_elections() {
+    if !has_time() {
+        return;
+    }
     metrics("steady", &["elections", "p50_ms", "p99_ms"]);
 }

@@ -44,7 +44,8 @@ struct Reader {
 
 struct Topic {
     id: TopicId,
-    partitions: Vec<Vec<Record>>,
+    /// By offset; nothing where a marker takes one.
+    partitions: Vec<Vec<Option<Record>>>,
 }
 
 impl fmt::Debug for MemorySource {
@@ -103,9 +104,9 @@ impl MemorySource {
         let mut topics = self.topics();
         let known = topics.get_mut(topic)?;
         let partition = Partition { topic_id: known.id, index: PartitionIndex::new(index)? };
-        let records = known.partitions.get_mut(index as usize)?;
-        let offset = NextOffset::new(records.len() as u64).ok()?;
-        records.push(Record {
+        let slots = known.partitions.get_mut(index as usize)?;
+        let offset = NextOffset::new(slots.len() as u64).ok()?;
+        slots.push(Some(Record {
             partition,
             topic: topic.clone(),
             offset,
@@ -113,7 +114,19 @@ impl MemorySource {
             key: None,
             value: Some(value.into()),
             headers: Vec::new(),
-        });
+        }));
+        drop(topics);
+        self.log.appended.send_modify(|count| *count += 1);
+        Some(offset)
+    }
+
+    /// Takes an offset without a record, as the end of a transaction does in Kafka; answers as
+    /// [`MemorySource::append`].
+    pub fn append_marker(&self, topic: &TopicName, index: u32) -> Option<NextOffset> {
+        let mut topics = self.topics();
+        let slots = topics.get_mut(topic)?.partitions.get_mut(index as usize)?;
+        let offset = NextOffset::new(slots.len() as u64).ok()?;
+        slots.push(None);
         drop(topics);
         self.log.appended.send_modify(|count| *count += 1);
         Some(offset)
@@ -159,18 +172,25 @@ impl MemorySource {
         let records = topics
             .get(topic)
             .and_then(|topic| topic.partitions.get(partition.index.get() as usize));
-        let mut records = records.into_iter().flatten();
+        let mut records = records.into_iter().flatten().flatten();
         let is_late = |record: &&Record| record.timestamp_ms.is_some_and(|at| at >= from_ms);
         records.find(is_late).map_or(end, |record| record.offset)
     }
 
-    fn read(&self, topic: &TopicName, partition: Partition, from: NextOffset) -> Vec<Record> {
+    /// What is there from `from` on: its records, and how many offsets it takes.
+    fn read(
+        &self,
+        topic: &TopicName,
+        partition: Partition,
+        from: NextOffset,
+    ) -> (Vec<Record>, usize) {
         let topics = self.topics();
-        let records = topics
+        let slots = topics
             .get(topic)
             .and_then(|topic| topic.partitions.get(partition.index.get() as usize));
         let skip = usize::try_from(from.get()).unwrap_or(usize::MAX);
-        records.into_iter().flatten().skip(skip).take(CHUNK_RECORDS).cloned().collect()
+        let slots = slots.into_iter().flatten().skip(skip).take(CHUNK_RECORDS);
+        (slots.clone().flatten().cloned().collect(), slots.count())
     }
 
     async fn feed(
@@ -183,13 +203,20 @@ impl MemorySource {
         let mut appended = self.log.appended.subscribe();
         loop {
             appended.mark_unchanged();
-            let records = self.read(&topic, partition, position);
-            if let Some(last) = records.last() {
-                position = last.next();
-                if stream.send(Fetched::Records(records)).await.is_err() {
+            let (records, count) = self.read(&topic, partition, position);
+            if count == 0 {
+                if appended.changed().await.is_err() {
                     return;
                 }
-            } else if appended.changed().await.is_err() {
+                continue;
+            }
+            let read_to = position.get() + count as u64;
+            position = NextOffset::new(read_to).unwrap_or(position);
+            let ends_in_gap = records.last().is_none_or(|last| last.next() < position);
+            if !records.is_empty() && stream.send(Fetched::Records(records)).await.is_err() {
+                return;
+            }
+            if ends_in_gap && stream.send(Fetched::Passed(position)).await.is_err() {
                 return;
             }
         }

@@ -92,12 +92,16 @@ pub enum Fetched {
     Records(Vec<Record>),
     /// The same in the source's own form: whoever reads the stream makes records of them, where they are used next.
     Packed(Box<dyn Packed>),
+    /// There is no record between the last one and this offset, and there will be none: what lies there are markers of
+    /// transactions, aborted records, or what compaction has left empty. For the end of a partition; a gap before a
+    /// record needs no word.
+    Passed(NextOffset),
     /// The partition cannot go on: out of range, deleted topic, fatal client error. The last item.
     Failed(SourceError),
 }
 
 impl Fetched {
-    /// The records, made here if they are not yet; never empty.
+    /// The records, made here if they are not yet; none of [`Fetched::Passed`] alone.
     ///
     /// # Errors
     ///
@@ -106,6 +110,7 @@ impl Fetched {
         match self {
             Self::Records(records) => Ok(records),
             Self::Packed(packed) => Ok(packed.unpack()),
+            Self::Passed(_) => Ok(Vec::new()),
             Self::Failed(error) => Err(error),
         }
     }

@@ -13,6 +13,7 @@
 mod checker;
 mod client;
 mod convert;
+mod ends;
 mod ffi;
 mod group;
 mod lookup;

@@ -123,6 +123,19 @@ impl Outlet {
         if self.is_gone() { Err(Gone) } else { Ok(moved) }
     }
 
+    /// Says that there is no record before `next` any more, if there is room for that; it counts as one record.
+    pub(crate) fn pass(&mut self, next: NextOffset) -> bool {
+        let load = self.load();
+        let fits = load.records < self.limit.records;
+        if !fits || self.sender.try_send(Fetched::Passed(next)).is_err() {
+            return false;
+        }
+        let size = Load { records: 1, bytes: 0 };
+        self.chunks.push_back(size);
+        self.load.add(size);
+        true
+    }
+
     /// Puts the last item into the stream.
     pub(crate) fn fail(self, error: SourceError) -> Result<(), Gone> {
         self.sender.try_send(Fetched::Failed(error)).map_err(|_| Gone)

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use crate::checker::{CHECK_INTERVAL, Checker};
 use crate::client::{Client, Stray, drop_elsewhere};
 use crate::convert::{is_final, is_unknown};
+use crate::ends::Ends;
 use crate::ffi::{Message, Waker};
 use crate::pack::Unread;
 use crate::part::{Part, Step};
@@ -64,6 +65,7 @@ pub(crate) struct Owner {
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     checker: Checker,
+    ends: Arc<Ends>,
     /// Dropped before the client, whose messages it knows.
     unread: Unread,
     /// Absent between a fatal error and the next attempt.
@@ -89,6 +91,7 @@ impl Owner {
         waker: Arc<Waker>,
         commands: Receiver<Command>,
         checker: Checker,
+        ends: Arc<Ends>,
         client: Client,
     ) -> Self {
         let now = Instant::now();
@@ -97,6 +100,7 @@ impl Owner {
             waker,
             commands,
             checker,
+            ends,
             unread: Unread::default(),
             client: Some(client),
             client_count: 1,
@@ -260,6 +264,7 @@ impl Owner {
     fn close(&mut self, partition: Partition) {
         self.unassign(partition);
         self.waiting.remove(&partition);
+        self.ends.forget(partition);
         let Some(part) = self.parts.remove(&partition) else { return };
         if let Some(route) = self.routes.get_mut(part.topic.as_str()) {
             route.remove(&part.index());
@@ -316,6 +321,7 @@ impl Owner {
                 for message in &run {
                     self.partition_error(partition, message);
                 }
+                touched.insert(partition);
                 continue;
             }
             let Some(part) = self.parts.get_mut(&partition) else { continue };
@@ -336,7 +342,10 @@ impl Owner {
 
     fn partition_error(&mut self, partition: Partition, message: &Message) {
         let Some(code) = message.error() else { return };
-        let Some(part) = self.parts.get(&partition) else { return };
+        let Some(part) = self.parts.get_mut(&partition) else { return };
+        if code == RDKafkaErrorCode::PartitionEOF {
+            return part.read_to(message.offset());
+        }
         let (topic, index) = (part.topic.clone(), partition.index.get());
         if matches!(code, RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) {
             let wanted = part.next;
@@ -346,7 +355,7 @@ impl Owner {
             self.fail(partition, SourceError::UnknownPartition { topic, index });
         } else if is_final(code) {
             self.fail(partition, SourceError::Fatal(message.reason().into()));
-        } else if code != RDKafkaErrorCode::PartitionEOF {
+        } else {
             let reason = message.reason();
             tracing::info!(%topic, partition = index, %code, reason, "partition error that may pass");
         }
@@ -433,21 +442,27 @@ impl Owner {
         self.watched_at = now;
         let Some(client) = &self.client else { return };
         let (mut gone, mut stalled) = (Vec::new(), Vec::new());
+        let mut ends = BTreeMap::new();
         for (partition, part) in &mut self.parts {
+            let high = client.high(part);
+            if let Some(end) = part.end(high) {
+                ends.insert(*partition, end);
+            }
             // Once more, should the end of an earlier assignment have come even later than the last time.
             if part.is_led() {
                 client.lead(*partition);
             }
             if part.is_gone() {
                 gone.push(*partition);
-            } else if part.is_stalled(client.high(part), now) {
+            } else if part.is_stalled(high, now) {
                 tracing::info!(
                     topic = %part.topic, partition = %partition.index, position = %part.next,
-                    high_watermark = client.high(part), "no progress, assigning anew"
+                    high_watermark = high, "no progress, assigning anew"
                 );
                 stalled.push(*partition);
             }
         }
+        self.ends.replace(ends);
         gone.into_iter().for_each(|partition| self.close(partition));
         stalled.into_iter().for_each(|partition| self.assign_anew(partition));
     }
@@ -493,7 +508,7 @@ impl Owner {
 }
 
 fn unrouted(message: &Message) {
-    if let Some(code) = message.error() {
+    if let Some(code) = message.error().filter(|code| *code != RDKafkaErrorCode::PartitionEOF) {
         tracing::info!(%code, reason = message.reason(), "kafka error outside the open partitions");
     }
 }

@@ -76,6 +76,10 @@ pub(crate) struct Part {
     failure: Option<SourceError>,
     progress_at: Instant,
     stall_after: Duration,
+    /// The client has found nothing more to read at `next`.
+    is_at_end: bool,
+    /// `next` lies past the last record that was fetched, and the reader has not been told.
+    passed: Option<NextOffset>,
 }
 
 impl Part {
@@ -99,6 +103,8 @@ impl Part {
             failure: None,
             progress_at: now,
             stall_after: STALL_AFTER,
+            is_at_end: false,
+            passed: None,
         };
         (part, stream)
     }
@@ -126,7 +132,10 @@ impl Part {
 
     /// Whether it needs a visit although nothing was fetched for it.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.fetching != Fetching::Led || !self.held.is_empty() || self.failure.is_some()
+        self.fetching != Fetching::Led
+            || !self.held.is_empty()
+            || self.passed.is_some()
+            || self.failure.is_some()
     }
 
     /// Whether the record at `offset` is still to come.
@@ -164,10 +173,34 @@ impl Part {
 
     fn hold(&mut self, chunk: Chunk, now: Instant) {
         self.next = chunk.next;
+        self.is_at_end = false;
+        // A record says as much.
+        self.passed = None;
         self.progress_at = now;
         self.stall_after = STALL_AFTER;
         self.held_load.add(chunk.load);
         self.held.push_back(chunk);
+    }
+
+    /// The client has read all that can be read before `offset`, which is the end for now. What lies between the last
+    /// record and it are markers of transactions, aborted records, or what compaction has left empty.
+    pub(crate) fn read_to(&mut self, offset: i64) {
+        let Ok(offset) = NextOffset::from_signed(offset) else { return };
+        if self.has_failed() || offset < self.next {
+            return;
+        }
+        self.is_at_end = true;
+        if offset > self.next {
+            self.next = offset;
+            self.passed = Some(offset);
+        }
+    }
+
+    /// One past the last record that can be read, with `high` as the last known watermark. Records of a transaction that
+    /// is still open cannot be read yet.
+    pub(crate) fn end(&self, high: Option<i64>) -> Option<NextOffset> {
+        let high = NextOffset::from_signed(high?).ok()?;
+        Some(if self.is_at_end { self.next } else { high.max(self.next) })
     }
 
     /// Ends the partition with `error`, once the reader has room for what was fetched before. The first error counts.
@@ -181,6 +214,12 @@ impl Part {
         match outlet.push(&mut self.held) {
             Ok(moved) => self.held_load.subtract(moved),
             Err(Gone) => return Step::Remove,
+        }
+        if self.held.is_empty()
+            && let Some(next) = self.passed
+            && outlet.pass(next)
+        {
+            self.passed = None;
         }
         if self.failure.is_some() {
             return self.tell_failure();
@@ -204,7 +243,7 @@ impl Part {
     }
 
     fn tell_failure(&mut self) -> Step {
-        if !self.held.is_empty() {
+        if !self.held.is_empty() || self.passed.is_some() {
             return Step::None;
         }
         if let (Some(error), Some(outlet)) = (self.failure.take(), self.outlet.take())
@@ -260,6 +299,8 @@ fn measure(messages: &[Message], limit: ChunkLimit) -> Option<(Load, i64)> {
 mod tests {
     use tenure_model::{PartitionIndex, TopicId};
 
+    use tenure_sdk::source::Fetched;
+
     use super::*;
     use crate::outlet::tests::chunks;
 
@@ -268,6 +309,55 @@ mod tests {
         let index = PartitionIndex::new(0).unwrap();
         let partition = Partition { topic_id: TopicId::of_name(&topic), index };
         Part::new(topic, partition, NextOffset::ZERO, limit, now)
+    }
+
+    #[test]
+    fn end_is_the_watermark_unless_the_client_has_found_nothing_more() {
+        let start = Instant::now();
+        let (mut part, _stream) = part(ReadAhead::default(), start);
+        let end = |part: &Part, high| part.end(high).map(NextOffset::get);
+        assert_eq!(end(&part, None), None, "no fetch was ever answered");
+        assert_eq!(end(&part, Some(4)), Some(4));
+        hold(&mut part, 0, 3, 1, start);
+        assert_eq!(end(&part, Some(2)), Some(3), "the watermark is of an earlier fetch");
+        part.read_to(4);
+        assert_eq!(end(&part, Some(9)), Some(4), "a transaction is open");
+        hold(&mut part, 5, 1, 1, start);
+        assert_eq!(end(&part, Some(9)), Some(9), "it is not known whether there is more");
+    }
+
+    #[test]
+    fn reader_is_told_of_a_tail_without_records_after_the_records_before_it() {
+        let start = Instant::now();
+        let (mut part, mut stream) = part(ReadAhead { records: 2, bytes: 100 }, start);
+        let mut check = |part: &mut Part, want: &[&str]| {
+            for want in want {
+                part.flush(start);
+                let got = match stream.try_recv() {
+                    Ok(Fetched::Passed(next)) => format!("passed {next}"),
+                    Ok(fetched) => fetched.into_records().unwrap()[0].offset.to_string(),
+                    Err(_) => "nothing".to_owned(),
+                };
+                assert_eq!(got, *want);
+            }
+        };
+        hold(&mut part, 0, 3, 1, start);
+        part.read_to(5);
+        assert_eq!(part.next.get(), 5, "what is assigned anew starts there");
+        check(&mut part, &["0", "1", "2", "passed 5", "nothing"]);
+        part.read_to(5);
+        part.read_to(4);
+        assert!(!part.is_waiting());
+        check(&mut part, &["nothing"]);
+        part.read_to(7);
+        hold(&mut part, 8, 1, 1, start);
+        check(&mut part, &["8", "nothing"]);
+        for next in [10, 12, 14, 16] {
+            part.read_to(next);
+            part.flush(start);
+        }
+        assert!(part.is_waiting(), "the stream is full");
+        check(&mut part, &["passed 10", "passed 12", "passed 16", "nothing"]);
     }
 
     /// Takes records one by one.

@@ -40,7 +40,7 @@ const MEMBERSHIP: &str =
 const STORED: &str = "offsets are committed under an epoch, never by the Kafka client";
 
 /// Keys that users may not set, with the reason.
-const REFUSED: [(&str, &str); 14] = [
+const REFUSED: [(&str, &str); 15] = [
     ("group.id", MEMBERSHIP),
     ("group.instance.id", MEMBERSHIP),
     ("group.protocol", MEMBERSHIP),
@@ -52,13 +52,14 @@ const REFUSED: [(&str, &str); 14] = [
     ("auto.commit.interval.ms", STORED),
     ("enable.auto.offset.store", STORED),
     ("auto.offset.reset", "an offset out of range is reported and reset by name only"),
+    ("enable.partition.eof", "the source needs it to know the end of a partition"),
     ("bootstrap.servers", "use the field bootstrap"),
     ("metadata.broker.list", "use the field bootstrap"),
     ("client.id", "use the field client_id"),
 ];
 
 /// Defaults of this crate where they differ from librdkafka's.
-const DEFAULTS: [(&str, &str); 12] = [
+const DEFAULTS: [(&str, &str); 13] = [
     ("enable.auto.commit", "false"),
     ("enable.auto.offset.store", "false"),
     ("auto.offset.reset", "error"),
@@ -74,6 +75,8 @@ const DEFAULTS: [(&str, &str); 12] = [
     // The default of 10000 leaves partitions unread for seconds after a broker is back.
     ("reconnect.backoff.max.ms", "1000"),
     ("fetch.message.max.bytes", "1048576"),
+    // Once for each empty answer at a new end; tells how far was read where no record says so.
+    ("enable.partition.eof", "true"),
     ("allow.auto.create.topics", "false"),
     ("topic.metadata.refresh.interval.ms", "30000"),
 ];

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::checker::Checker;
 use crate::client::{Client, drop_elsewhere};
+use crate::ends::Ends;
 use crate::ffi::Waker;
 use crate::lookup::{LOOKUP_TIMEOUT, Lookup};
 use crate::owner::{Command, Owner};
@@ -50,6 +51,7 @@ pub enum StartError {
 pub struct KafkaSource {
     commands: Sender<Command>,
     waker: Arc<Waker>,
+    ends: Arc<Ends>,
     lookup: Mutex<Option<Arc<Lookup>>>,
 }
 
@@ -66,9 +68,11 @@ impl KafkaSource {
         let client = Client::new(&settings, &waker)?;
         let (commands, queue) = std::sync::mpsc::channel();
         let checker = Checker::start(Arc::clone(&lookup), commands.clone(), Arc::clone(&waker))?;
-        let owner = Owner::new(settings, Arc::clone(&waker), queue, checker, client);
+        let ends = Arc::new(Ends::default());
+        let told = Arc::clone(&ends);
+        let owner = Owner::new(settings, Arc::clone(&waker), queue, checker, told, client);
         std::thread::Builder::new().name("tenure-kafka".into()).spawn(move || owner.run())?;
-        Ok(Self { commands, waker, lookup: Mutex::new(Some(lookup)) })
+        Ok(Self { commands, waker, ends, lookup: Mutex::new(Some(lookup)) })
     }
 
     /// Hands a command to the owner thread; false when that has ended.
@@ -140,6 +144,10 @@ impl RecordSource for KafkaSource {
     ) -> BoxFuture<'a, Result<NextOffset, SourceError>> {
         let topic = topic.clone();
         Box::pin(self.look_up(move |lookup| lookup.start(&topic, partition, policy)))
+    }
+
+    fn end_offset(&self, partition: Partition) -> Option<NextOffset> {
+        self.ends.of(partition)
     }
 
     fn open<'a>(

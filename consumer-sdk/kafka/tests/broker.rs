@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rdkafka::ClientConfig;
@@ -11,10 +12,15 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use tenure_kafka::producer::{NewRecord, Producer};
 use tenure_kafka::{KafkaSettings, KafkaSource};
-use tenure_model::{NextOffset, Partition, PartitionIndex, TopicId, TopicName};
+use tenure_model::{GroupId, MemberId, NextOffset, Partition, PartitionIndex, TopicId, TopicName};
+use tenure_sdk::lease::LeaseCheck;
+use tenure_sdk::offsets::CoordinatorOffsets;
 use tenure_sdk::source::{
     Fetched, ReadAhead, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo,
 };
+use tenure_sdk::testing::{MemoryCoordinator, RuntimeClock};
+use tenure_sdk::{Consumer, Owned};
+use tokio::sync::OnceCell;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -84,10 +90,77 @@ impl Broker {
         assert_eq!(tokio::task::spawn_blocking(write).await.unwrap(), count);
     }
 
+    /// Makes a transactional producer, under the topic's name.
+    fn transactions(&self) -> Transactions {
+        let producer: BaseProducer = ClientConfig::new()
+            .set("bootstrap.servers", &self.bootstrap)
+            .set("transactional.id", self.topic.as_str())
+            .create()
+            .unwrap();
+        let producer = Arc::new(producer);
+        Transactions { producer, topic: self.topic.clone(), is_initialised: OnceCell::new() }
+    }
+
+    /// Waits until the source says that the partition ends there.
+    async fn ends_at(&self, topic_id: TopicId, wanted: u64) {
+        let started = Instant::now();
+        let end = || self.source.end_offset(partition(topic_id)).map(NextOffset::get);
+        while end() != Some(wanted) {
+            assert!(started.elapsed() < PATIENCE, "the end is {:?}, not {wanted}", end());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     async fn open(&self, topic_id: TopicId, from: u64) -> RecordStream {
         let partition = partition(topic_id);
         let from = NextOffset::new(from).unwrap();
         self.source.open(&self.topic, partition, from, ReadAhead::default()).await.unwrap()
+    }
+}
+
+/// Transactions of one record each, in partition 0.
+struct Transactions {
+    producer: Arc<BaseProducer>,
+    topic: TopicName,
+    is_initialised: OnceCell<()>,
+}
+
+impl Transactions {
+    /// Writes transactions to their ends: value, and whether it is committed or aborted.
+    async fn write(&self, transactions: &[(&str, bool)]) {
+        for (value, commit) in transactions {
+            self.begin(value).await;
+            self.end(*commit).await;
+        }
+    }
+
+    async fn call(&self, call: impl FnOnce(&BaseProducer) + Send + 'static) {
+        let producer = Arc::clone(&self.producer);
+        tokio::task::spawn_blocking(move || call(&producer)).await.unwrap();
+    }
+
+    async fn begin(&self, value: &str) {
+        let init = self.call(|producer| producer.init_transactions(PATIENCE).unwrap());
+        self.is_initialised.get_or_init(|| init).await;
+        let (topic, value) = (self.topic.clone(), value.to_owned());
+        self.call(move |producer| {
+            producer.begin_transaction().unwrap();
+            let record = BaseRecord::<(), str>::to(topic.as_str()).partition(0).payload(&value);
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+            producer.flush(PATIENCE).unwrap();
+        })
+        .await;
+    }
+
+    async fn end(&self, commit: bool) {
+        self.call(move |producer| {
+            let ended = match commit {
+                true => producer.commit_transaction(PATIENCE),
+                false => producer.abort_transaction(PATIENCE),
+            };
+            ended.unwrap();
+        })
+        .await;
     }
 }
 
@@ -196,29 +269,95 @@ async fn aborted_records_are_skipped_and_the_gap_is_no_loss() {
     let Some(broker) = Broker::named("transactions") else { return };
     broker.create(1).await;
     let id = broker.id(None).await;
-    let topic = broker.topic.clone();
-    let bootstrap = broker.bootstrap.clone();
-    let write = move || {
-        let producer: BaseProducer = ClientConfig::new()
-            .set("bootstrap.servers", bootstrap)
-            .set("transactional.id", topic.as_str())
-            .create()
-            .unwrap();
-        producer.init_transactions(PATIENCE).unwrap();
-        for (value, commit) in [("a", true), ("lost", false), ("b", true)] {
-            producer.begin_transaction().unwrap();
-            let record = BaseRecord::<(), str>::to(topic.as_str()).partition(0).payload(value);
-            producer.send(record).map_err(|(error, _)| error).unwrap();
-            if commit {
-                producer.commit_transaction(PATIENCE).unwrap();
-            } else {
-                producer.flush(PATIENCE).unwrap();
-                producer.abort_transaction(PATIENCE).unwrap();
+    let transactions = broker.transactions();
+    transactions.write(&[("a", true), ("lost", false), ("b", true)]).await;
+    let mut stream = broker.open(id, 0).await;
+    assert_eq!(values(&mut stream, 2).await, ["a", "b"]);
+    // Each transaction ends with a marker, which takes an offset.
+    assert!(matches!(item(&mut stream).await, Fetched::Passed(next) if next.get() == 6));
+    broker.ends_at(id, 6).await;
+    transactions.write(&[("lost", false)]).await;
+    assert!(matches!(item(&mut stream).await, Fetched::Passed(next) if next.get() == 8));
+    broker.ends_at(id, 8).await;
+    transactions.write(&[("c", true)]).await;
+    assert_eq!(values(&mut stream, 1).await, ["c"]);
+    assert!(matches!(item(&mut stream).await, Fetched::Passed(next) if next.get() == 10));
+    broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_an_open_transaction_are_not_the_end_until_it_is_closed() {
+    let Some(broker) = Broker::named("open-transaction") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    let transactions = broker.transactions();
+    transactions.write(&[("a", true)]).await;
+    let mut stream = broker.open(id, 0).await;
+    assert_eq!(values(&mut stream, 1).await, ["a"]);
+    assert!(matches!(item(&mut stream).await, Fetched::Passed(next) if next.get() == 2));
+    transactions.begin("b").await;
+    broker.ends_at(id, 2).await;
+    // Written by somebody else after the open transaction began: it waits for that as well.
+    broker.produce(1).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    broker.ends_at(id, 2).await;
+    transactions.end(true).await;
+    assert_eq!(values(&mut stream, 2).await, ["b", "0"]);
+    broker.ends_at(id, 5).await;
+    broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn committed_offset_reaches_the_end_past_markers_and_aborted_records() {
+    let Some(broker) = Broker::named("committed-to-the-end") else { return };
+    broker.create(1).await;
+    let id = broker.id(None).await;
+    let transactions = broker.transactions();
+    transactions.write(&[("a", true), ("b", true)]).await;
+    let group = GroupId::new("g").unwrap();
+    let clock = Arc::new(RuntimeClock::new());
+    let coordinator = MemoryCoordinator::new(group.clone(), clock.clone(), LeaseCheck::On);
+    let source = KafkaSource::new(KafkaSettings::new(&broker.bootstrap)).unwrap();
+    let (topics, nodes) = (vec![broker.topic.clone()], vec!["nowhere:1".to_owned()]);
+    let consumer =
+        Consumer::builder(group, topics, Arc::new(source), nodes).clock(clock).build().unwrap();
+    let (stopper, ann) = (consumer.stopper(), MemberId::new("ann").unwrap());
+    let (running, member) = (coordinator.clone(), ann.clone());
+    let (lags, lag) = tokio::sync::watch::channel(None);
+    let run = tokio::spawn(async move {
+        let handler = move |owned: Owned<CoordinatorOffsets>| {
+            let lags = lags.clone();
+            async move {
+                let (mut input, mut offsets) = owned.split();
+                loop {
+                    let next = tokio::time::timeout(Duration::from_millis(50), input.next_record());
+                    match next.await {
+                        Ok(Some(record)) => offsets.done(&record),
+                        Ok(None) => return Ok(()),
+                        Err(_idle) => drop(lags.send_replace(input.lag())),
+                    }
+                }
             }
+        };
+        running.run(&member, consumer, handler).await
+    });
+    coordinator.logged("ann joined").await;
+    coordinator.grant(&broker.topic, partition(id), &ann);
+    let reaches = async |wanted: u64| {
+        let started = Instant::now();
+        let now = || (coordinator.committed(partition(id)).map(NextOffset::get), *lag.borrow());
+        while now() != (Some(wanted), Some(0)) {
+            assert!(started.elapsed() < PATIENCE, "committed and lag are {:?}", now());
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::task::spawn_blocking(write).await.unwrap();
-    assert_eq!(values(&mut broker.open(id, 0).await, 2).await, ["a", "b"]);
+    reaches(4).await;
+    transactions.write(&[("lost", false)]).await;
+    reaches(6).await;
+    transactions.write(&[("c", true), ("lost", false)]).await;
+    reaches(10).await;
+    stopper.stop(PATIENCE);
+    assert!(run.await.unwrap().unwrap().clean);
     broker.delete().await;
 }
 

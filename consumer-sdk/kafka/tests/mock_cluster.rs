@@ -49,6 +49,16 @@ impl Setup {
         Partition { topic_id: self.topic_id, index: PartitionIndex::new(index).unwrap() }
     }
 
+    /// Waits until the source says that a partition ends there.
+    async fn ends_at(&self, partition: Partition, wanted: u64) {
+        let started = Instant::now();
+        let end = || self.source.end_offset(partition).map(NextOffset::get);
+        while end() != Some(wanted) {
+            assert!(started.elapsed() < PATIENCE, "the end is {:?}, not {wanted}", end());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     async fn open(&self, index: u32, from: u64, records: usize) -> RecordStream {
         let read_ahead = ReadAhead { records, bytes: 8 << 20 };
         let from = NextOffset::new(from).unwrap();
@@ -83,6 +93,52 @@ async fn records_come_in_order_from_the_offset_that_was_asked_for() {
     let setup = Setup::new(2, 3000).await;
     let mut stream = setup.open(1, 1234, 1000).await;
     read_through(&mut stream, 1234, 3000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn end_of_an_open_partition_is_known_and_follows_what_is_written() {
+    let setup = Setup::new(2, 30).await;
+    let (idle, partition) = (setup.partition(0), setup.partition(1));
+    assert_eq!(setup.source.end_offset(partition), None, "it is not open");
+    let _untouched = setup.open(0, 30, 1000).await;
+    let mut stream = setup.open(1, 12, 1000).await;
+    setup.ends_at(partition, 30).await;
+    setup.ends_at(idle, 30).await;
+    read_through(&mut stream, 12, 30).await;
+    setup.produce(vec![NewRecord::new(partition.index, "k", "30")]).await;
+    setup.ends_at(partition, 31).await;
+    setup.source.close(partition).await;
+    assert_eq!(setup.source.end_offset(partition), None, "it is closed");
+    assert_eq!(setup.source.end_offset(idle).map(NextOffset::get), Some(30));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn end_of_a_partition_that_is_written_to_all_the_time_is_never_far_behind() {
+    const EACH: u64 = 50;
+    let setup = Setup::new(1, 0).await;
+    let partition = setup.partition(0);
+    let mut stream = setup.open(0, 0, 1000).await;
+    let reader = tokio::spawn(async move {
+        assert_eq!(read_through(&mut stream, 0, 60 * EACH).await, 60 * EACH);
+        stream
+    });
+    let (mut told, mut least) = (Vec::new(), 0);
+    for written in 1..=60 {
+        let number = |number: u64| (EACH * (written - 1) + number).to_string();
+        let record = |record: u64| NewRecord::new(partition.index, "k", &number(record));
+        setup.produce((0..EACH).map(record).collect()).await;
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        if let Some(end) = setup.source.end_offset(partition).map(NextOffset::get) {
+            assert!(end <= written * EACH, "{end} of {written}");
+            assert!(end >= least, "{end} after {least}");
+            least = end;
+            told.push(end);
+        }
+    }
+    told.dedup();
+    assert!(told.len() > 1 && told.first() < told.last(), "it moves meanwhile: {told:?}");
+    let _open = reader.await.unwrap();
+    setup.ends_at(partition, 60 * EACH).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

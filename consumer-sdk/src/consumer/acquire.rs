@@ -18,6 +18,7 @@ use tenure_model::{NextOffset, SINK_ERROR_PREFIX};
 use tokio::time::Instant;
 
 use super::AcquireStep;
+use super::buffer::Buffer;
 use super::end::Control;
 use super::fault::{Closing, Obstacle};
 use super::run::Running;
@@ -26,7 +27,7 @@ use crate::grant::Grant;
 use crate::metrics::ACQUIRE_SECONDS;
 use crate::session::{Phase, ReleaseReason};
 use crate::sink::{FencedSink, FencedWriter, SinkError, Verified};
-use crate::source::{Record, RecordStream, ResetPolicy, SourceError};
+use crate::source::{RecordStream, ResetPolicy, SourceError};
 
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -39,7 +40,7 @@ pub(super) struct Acquired<W> {
     pub(super) stream: RecordStream,
     pub(super) resume: NextOffset,
     /// Read before it was owned, and not in the stream any more.
-    pub(super) read_early: Vec<Record>,
+    pub(super) read_early: Buffer,
 }
 
 /// Takes a grant through all steps.
@@ -191,7 +192,7 @@ impl<S: FencedSink> Acquire<'_, S> {
     }
 
     /// Goes on with what was read early, if that continues from here; else opens the source.
-    async fn open(&mut self, resume: NextOffset) -> Result<(Vec<Record>, RecordStream), Closing> {
+    async fn open(&mut self, resume: NextOffset) -> Result<(Buffer, RecordStream), Closing> {
         let running = self.running;
         let (topic, partition) = (&self.grant.topic, self.grant.partition);
         if let Some(early) = self.early.take() {
@@ -208,7 +209,7 @@ impl<S: FencedSink> Acquire<'_, S> {
                 Err(error @ SourceError::UnknownPartition { .. }) if resume > NextOffset::ZERO => {
                     return Err(Closing::frozen(format!("source: {error}")));
                 }
-                Ok(stream) => return Ok((Vec::new(), stream)),
+                Ok(stream) => return Ok((Buffer::default(), stream)),
                 Err(error) => self.again("source", error).await?,
             }
         }

@@ -5,7 +5,7 @@ use std::vec;
 
 use tenure_model::NextOffset;
 
-use crate::source::Record;
+use crate::source::{Fetched, Record, SourceError};
 
 /// Keeps records in the pieces that the source made, so that a piece that is wanted as it is moves as it is.
 #[derive(Debug, Default)]
@@ -13,6 +13,8 @@ pub(super) struct Buffer {
     pieces: VecDeque<Piece>,
     record_count: usize,
     size_bytes: usize,
+    /// There is no record between the last one and here.
+    passed: Option<NextOffset>,
 }
 
 /// Never empty.
@@ -48,6 +50,40 @@ impl Buffer {
         self.record_count += records.len();
         self.size_bytes += size_bytes;
         self.pieces.push_back(Piece { records: records.into_iter(), size_bytes });
+        self.passed = None;
+    }
+
+    /// Notes that no record lies between the last one and `next`.
+    pub(super) const fn pass(&mut self, next: NextOffset) {
+        self.passed = Some(next);
+    }
+
+    /// Takes in what came, without what lies before `from`.
+    pub(super) fn take_in(
+        &mut self,
+        fetched: Fetched,
+        from: NextOffset,
+    ) -> Result<(), SourceError> {
+        if let Fetched::Passed(next) = fetched {
+            self.pass(next);
+            return Ok(());
+        }
+        let mut records = fetched.into_records()?;
+        if records.first().is_some_and(|first| first.offset < from) {
+            records.retain(|record| record.offset >= from);
+        }
+        self.push(records);
+        Ok(())
+    }
+
+    /// Where reading goes on once nothing is left here, if that is further than the last record tells.
+    pub(super) fn take_passed(&mut self) -> Option<NextOffset> {
+        self.passed.take_if(|_| self.record_count == 0)
+    }
+
+    /// Where what was received ends; nothing before anything was.
+    pub(super) fn end(&self) -> Option<NextOffset> {
+        self.passed.or_else(|| self.back().map(Record::next))
     }
 
     pub(super) const fn is_empty(&self) -> bool {
@@ -70,7 +106,7 @@ impl Buffer {
         self.pieces.front()?.records.as_slice().first()
     }
 
-    pub(super) fn back(&self) -> Option<&Record> {
+    fn back(&self) -> Option<&Record> {
         self.pieces.back()?.records.as_slice().last()
     }
 
@@ -181,6 +217,20 @@ mod tests {
         assert_eq!(offsets(&buffer.take(Room { records: 9, bytes: 1, before: None })), [2]);
         assert_eq!(buffer.pop().map(|record| record.offset.get()), Some(3));
         assert_eq!((buffer.record_count(), buffer.size_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn gap_at_the_end_is_passed_with_the_last_record_and_forgotten_with_the_next() {
+        let mut buffer = buffer(std::slice::from_ref(&(0..2)));
+        let at = |offset| NextOffset::new(offset).unwrap();
+        assert_eq!(buffer.end(), Some(at(2)));
+        buffer.take_in(Fetched::Passed(at(4)), at(0)).unwrap();
+        assert_eq!((buffer.end(), buffer.take_passed()), (Some(at(4)), None));
+        buffer.take_in(Fetched::Records(records(4..6)), at(5)).unwrap();
+        assert_eq!(offsets(&buffer.take(Room { records: 9, bytes: 99, before: None })), [0, 1, 5]);
+        assert_eq!((buffer.end(), buffer.take_passed()), (None, None));
+        buffer.pass(at(7));
+        assert_eq!((buffer.take_passed(), buffer.take_passed()), (Some(at(7)), None));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::warm::ReadEarly;
 use crate::grant::Grant;
 use crate::session::{Phase, ReleaseReason};
 use crate::sink::FencedSink;
-use crate::source::{Fetched, Record};
+use crate::source::Record;
 
 /// How often the lease is looked at in a pause: its clock may run apart from the runtime's.
 const LEASE_LOOK: Duration = Duration::from_millis(500);
@@ -83,8 +83,7 @@ pub(super) struct Ready<W> {
 
 impl<W> From<Acquired<W>> for Ready<W> {
     fn from(mut acquired: Acquired<W>) -> Self {
-        let mut buffer = Buffer::default();
-        buffer.push(std::mem::take(&mut acquired.read_early));
+        let buffer = std::mem::take(&mut acquired.read_early);
         Self { acquired, buffer }
     }
 }
@@ -267,14 +266,11 @@ impl<S: FencedSink> Service<'_, S> {
                 if let Some(record) = ready.buffer.iter().find(is_it) {
                     return Some(record.clone());
                 }
-                let read_to = ready.buffer.back().map_or(resume, Record::next);
+                let read_to = ready.buffer.end().unwrap_or(resume);
                 if read_to >= delivered {
                     return None;
                 }
-                match ready.acquired.stream.recv().await.map(Fetched::into_records) {
-                    Some(Ok(records)) => ready.buffer.push(records),
-                    Some(Err(_)) | None => return None,
-                }
+                ready.buffer.take_in(ready.acquired.stream.recv().await?, resume).ok()?;
             }
         };
         let within = self.running.parts.settings.acquire_deadline;

@@ -15,7 +15,7 @@ use super::link::Link;
 use crate::lease::Lease;
 use crate::offsets::Tracker;
 use crate::session::{LostCause, Phase};
-use crate::source::{Fetched, Record, RecordSource, RecordStream};
+use crate::source::{Record, RecordSource, RecordStream};
 
 /// How much one batch takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,6 +227,7 @@ impl Input {
             tracker.room().await;
         }
         while !self.is_full(limits) {
+            self.pass_over_gap();
             let received = match self.first_at {
                 None => {
                     self.control.set_holds_records(false);
@@ -240,12 +241,8 @@ impl Input {
                     }
                 }
             };
-            match received.map(Fetched::into_records) {
-                Some(Ok(mut records)) => {
-                    if records.first().is_some_and(|first| first.offset < self.resume) {
-                        records.retain(|record| record.offset >= self.resume);
-                    }
-                    self.buffer.push(records);
+            match received.map(|fetched| self.buffer.take_in(fetched, self.resume)) {
+                Some(Ok(())) => {
                     if !self.buffer.is_empty() {
                         self.first_at.get_or_insert_with(Instant::now);
                     }
@@ -285,6 +282,7 @@ impl Input {
         let next = records.last()?.next();
         self.waits = true;
         self.note_delivered(&records, next);
+        let next = self.pass_over_gap().unwrap_or(next);
         self.count();
         Some(Batch { records, next })
     }
@@ -294,8 +292,11 @@ impl Input {
             self.pass_over_dead_letters();
         }
         let record = self.buffer.pop()?;
-        self.first_at = self.first_at.filter(|_| !self.buffer.is_empty());
         self.note_delivered(std::slice::from_ref(&record), record.next());
+        if self.buffer.is_empty() {
+            self.first_at = None;
+            self.pass_over_gap();
+        }
         if self.uncounted >= UNCOUNTED_MAX {
             self.count();
         }
@@ -315,6 +316,16 @@ impl Input {
         self.uncounted += records.len();
     }
 
+    /// Passes over what lies after the last record and is none, once that was handed out; answers where it ends.
+    fn pass_over_gap(&mut self) -> Option<NextOffset> {
+        let next = self.buffer.take_passed().filter(|next| *next > self.position())?;
+        if let Some(tracker) = &self.tracker {
+            tracker.pass(next);
+        }
+        self.control.set_position(next);
+        Some(next)
+    }
+
     /// Passes over the dead letters at the front: the offset moves as if a handler had done them. Answers where the
     /// next one lies.
     fn pass_over_dead_letters(&mut self) -> Option<NextOffset> {
@@ -330,6 +341,7 @@ impl Input {
                 tracker.done(record.partition, record.offset);
             }
             self.control.set_position(record.next());
+            self.pass_over_gap();
         }
     }
 }
@@ -359,7 +371,8 @@ impl Batch {
         self.records.first().map_or(self.next, |record| record.offset)
     }
 
-    /// Offset to read after the last record: what to commit once all of them are done.
+    /// Offset to read after the last record: what to commit once all of them are done. Past what follows it and is no
+    /// record, as far as that is known.
     #[must_use]
     pub const fn next(&self) -> NextOffset {
         self.next

@@ -21,7 +21,7 @@ use tenure_model::{NextOffset, Partition, Tick, TopicName};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::buffer::size_of;
+use super::buffer::{Buffer, size_of};
 use super::fault::panic_text;
 use super::link::Link;
 use crate::session::Preparing;
@@ -200,6 +200,8 @@ pub(super) struct Ahead {
     from: NextOffset,
     records: VecDeque<Record>,
     bytes: usize,
+    /// There is no record between the last one and here.
+    passed: Option<NextOffset>,
     stream: RecordStream,
 }
 
@@ -212,7 +214,8 @@ impl ReadEarly {
             let from = from?;
             // What cannot be read early is read once it is owned, and fails there with a name.
             let stream = source.open(&topic, partition, from, limits).await.ok()?;
-            let mut ahead = Ahead { from, records: VecDeque::new(), bytes: 0, stream };
+            let mut ahead =
+                Ahead { from, records: VecDeque::new(), bytes: 0, passed: None, stream };
             ahead.fill(limits, stopped).await.then_some(ahead)
         };
         Self { task: Task(tokio::spawn(read)), stop: Some(stop) }
@@ -223,7 +226,7 @@ impl ReadEarly {
     pub(super) async fn continue_from(
         mut self,
         resume: NextOffset,
-    ) -> Option<(Vec<Record>, RecordStream)> {
+    ) -> Option<(Buffer, RecordStream)> {
         // Gone already when the reading failed.
         let _told = self.stop.take()?.send(());
         let mut ahead = (&mut self.task.0).await.ok()??;
@@ -231,7 +234,12 @@ impl ReadEarly {
             return None;
         }
         ahead.records.retain(|record| record.offset >= resume);
-        Some((ahead.records.into(), ahead.stream))
+        let mut buffer = Buffer::default();
+        buffer.push(ahead.records.into());
+        if let Some(next) = ahead.passed {
+            buffer.pass(next);
+        }
+        Some((buffer, ahead.stream))
     }
 }
 
@@ -243,9 +251,13 @@ impl Ahead {
                 biased;
                 // A sender that was dropped aborts the task anyway.
                 _stopped = &mut stopped => return true,
-                fetched = self.stream.recv() => match fetched.map(Fetched::into_records) {
-                    Some(Ok(records)) => self.push(records, limits),
-                    Some(Err(_)) | None => return false,
+                fetched = self.stream.recv() => match fetched {
+                    Some(Fetched::Passed(next)) => self.passed = Some(next),
+                    Some(fetched) => match fetched.into_records() {
+                        Ok(records) => self.push(records, limits),
+                        Err(_) => return false,
+                    },
+                    None => return false,
                 },
             }
         }
@@ -254,6 +266,7 @@ impl Ahead {
     fn push(&mut self, records: Vec<Record>, limits: ReadAhead) {
         self.bytes += records.iter().map(size_of).sum::<usize>();
         self.records.extend(records);
+        self.passed = None;
         while self.records.len() > limits.records || self.bytes > limits.bytes {
             let Some(oldest) = self.records.pop_front() else { break };
             self.bytes -= size_of(&oldest);

@@ -15,6 +15,8 @@ pub(super) struct Delivered {
     /// Done, and after a record that is not.
     done_early: BTreeSet<u64>,
     count: usize,
+    /// Nothing lies between the last record and here.
+    passed: Option<u64>,
 }
 
 /// Offsets `first` to before `end`, all delivered.
@@ -43,6 +45,18 @@ impl Delivered {
             }
         }
         self.count += records.len();
+        // Behind them now, as any gap between records is.
+        self.passed = None;
+    }
+
+    /// Notes that no record lies before `next` beyond those that were delivered. Answers the new low-water mark, if it
+    /// moved.
+    pub(super) fn pass(&mut self, next: NextOffset) -> Option<NextOffset> {
+        if self.runs.is_empty() {
+            return Some(next);
+        }
+        self.passed = Some(next.get());
+        None
     }
 
     fn add_run(&mut self, next: Run) {
@@ -101,6 +115,11 @@ impl Delivered {
         if !self.done_early.is_empty() {
             self.done_early = self.done_early.split_off(&low_water);
         }
+        if self.runs.is_empty()
+            && let Some(passed) = self.passed.take()
+        {
+            low_water = passed;
+        }
         NextOffset::new(low_water).ok()
     }
 }
@@ -126,16 +145,30 @@ mod tests {
         }
     }
 
-    /// One entry for each record: what the runs must agree with.
+    /// One entry for each record, and a gap at the end: what the runs must agree with.
     #[derive(Default)]
-    struct Plain(Vec<(u64, bool)>);
+    struct Plain(Vec<(u64, bool)>, Option<u64>);
 
     impl Plain {
         fn advance(&mut self) -> Option<NextOffset> {
             let undone = self.0.iter().position(|(_, done)| !done).unwrap_or(self.0.len());
-            let passed: Vec<_> = self.0.drain(..undone).collect();
-            passed.last().map(|(offset, _)| NextOffset::new(offset + 1).unwrap())
+            let done: Vec<_> = self.0.drain(..undone).collect();
+            let next = done.last().map(|(offset, _)| offset + 1);
+            let gap = self.1.take_if(|_| self.0.is_empty());
+            gap.or(next).map(|next| NextOffset::new(next).unwrap())
         }
+    }
+
+    #[test]
+    fn gap_at_the_end_is_passed_once_all_before_it_is_done() {
+        let mut delivered = Delivered::default();
+        let at = |offset| NextOffset::new(offset).unwrap();
+        assert_eq!(delivered.pass(at(3)), Some(at(3)), "nothing is before it");
+        delivered.add(&[record(4), record(5)]);
+        assert_eq!(delivered.pass(at(8)), None);
+        assert_eq!(delivered.done(at(5)), None);
+        assert_eq!(delivered.done(at(4)), Some(at(8)));
+        assert_eq!(delivered.pass(at(9)), Some(at(9)));
     }
 
     proptest! {
@@ -151,7 +184,13 @@ mod tests {
             for (number, (one, offset)) in steps.into_iter().enumerate() {
                 if number % 3 == 0 && let Some(batch) = batches.next() {
                     runs.add(batch);
+                    plain.1 = None;
                     plain.0.extend(batch.iter().map(|record| (record.offset.get(), false)));
+                }
+                if number % 7 == 0 && let Some(last) = plain.0.last() {
+                    let gap = last.0 + 5;
+                    prop_assert_eq!(runs.pass(NextOffset::new(gap).unwrap()), None);
+                    plain.1 = Some(gap);
                 }
                 let at = NextOffset::new(offset).unwrap();
                 let moved = if one { runs.done(at) } else { runs.done_before(at) };

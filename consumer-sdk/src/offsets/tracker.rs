@@ -38,6 +38,8 @@ pub(super) struct State {
     failed: Option<CommitError>,
     flush_wanted: bool,
     started: bool,
+    /// The offset was moved by name: nothing that this run of the handler still reads moves it.
+    rewound: bool,
     closed: bool,
 }
 
@@ -73,6 +75,7 @@ impl Tracker {
             failed: None,
             flush_wanted: false,
             started: false,
+            rewound: false,
             closed: false,
         };
         Self {
@@ -108,6 +111,14 @@ impl Tracker {
     /// Notes records as delivered, before the handler sees them.
     pub(crate) fn delivered(&self, records: &[Record]) {
         self.state().delivered.add(records);
+    }
+
+    /// Notes that no record lies before `next` beyond those that were delivered: the mark goes there once all of them
+    /// are done.
+    pub(crate) fn pass(&self, next: NextOffset) {
+        if !self.state().rewound {
+            self.advance(|delivered| delivered.pass(next));
+        }
     }
 
     /// How many more records may be delivered before [`UNDONE_RECORDS_MAX`] of them are not done.
@@ -338,6 +349,7 @@ impl Tracker {
         }
         let mut state = self.state();
         state.sequence = sequence;
+        state.rewound = true;
         state.delivered = Delivered::default();
         // The release must not move the offset forward again; the next run of the handler reads it anew.
         state.low_water = NextOffset::ZERO;

@@ -1,5 +1,6 @@
 //! Offsets whose home is the coordinator.
 
+use tenure_model::RequestId;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -328,4 +329,79 @@ async fn rewind_runs_the_handler_again_from_there_and_happens_once_for_its_name(
     assert_eq!(bench.lines(&["run from"]), ["run from 0", "run from 2", "run from 6"]);
     assert_eq!((bench.committed(0), counters.handler_failures()), (Some(6), 0));
     assert_eq!(bench.lines(&["release"]), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn offset_reaches_the_end_of_a_partition_that_ends_in_no_record() {
+    let bench = Bench::new(1);
+    let marker = || bench.source.append_marker(&bench.topic, 0).unwrap();
+    bench.append(0, 2);
+    marker();
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 2).await;
+    let next = async |input: &mut Input| {
+        tokio::time::timeout(SECOND, input.next_record()).await.ok().flatten()
+    };
+    assert_eq!(next(&mut input).await, None);
+    assert_eq!((input.position().get(), input.lag()), (3, Some(0)), "nothing is left to read");
+    offsets.done(&got[1]);
+    assert_eq!(offsets.flush().await.unwrap().get(), 0);
+    offsets.done(&got[0]);
+    assert_eq!(offsets.flush().await.unwrap().get(), 3, "past the marker");
+    marker();
+    assert_eq!(next(&mut input).await, None);
+    assert_eq!(offsets.flush().await.unwrap().get(), 4, "a transaction without a record for us");
+
+    bench.append(0, 1);
+    marker();
+    marker();
+    assert_eq!(next(&mut input).await.unwrap().offset.get(), 4);
+    assert_eq!(next(&mut input).await, None);
+    offsets.done_before(NextOffset::new(5).unwrap());
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
+    assert!(input.ended().await.may_commit());
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e1 Revoked at 7").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_counts_the_gap_behind_it_if_that_is_known() {
+    let bench = Bench::new(1);
+    bench.append(0, 2);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let limits = Limits { records: 2, bytes: usize::MAX, wait: SECOND };
+    let first = input.next_batch(&limits).await.unwrap();
+    assert_eq!((first.len(), first.next().get()), (2, 2));
+    bench.append(0, 1);
+    bench.source.append_marker(&bench.topic, 0).unwrap();
+    let second = input.next_batch(&limits).await.unwrap();
+    assert_eq!((second.first().get(), second.len(), second.next().get()), (2, 1, 4));
+    assert_eq!(offsets.commit(second.next()).await.unwrap().get(), 4);
+    assert_eq!(input.position().get(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn marker_that_is_read_after_a_rewind_does_not_undo_it() {
+    let bench = Bench::new(1);
+    bench.append(0, 3);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    records(&mut input, 3).await;
+    offsets.done_before(NextOffset::new(3).unwrap());
+    let name = RequestId::new("again").unwrap();
+    let _again = offsets.rewind(NextOffset::new(1).unwrap(), &name).await.unwrap();
+    bench.source.append_marker(&bench.topic, 0).unwrap();
+    assert!(tokio::time::timeout(SECOND, input.next_record()).await.is_err());
+    assert_eq!((input.position().get(), bench.committed(0)), (4, Some(1)));
 }

@@ -16,6 +16,7 @@ use tenure_sdk::consumer::{
 use tenure_sdk::grant::Resource;
 use tenure_sdk::offsets::CoordinatorOffsets;
 use tenure_sdk::resource::Singleton;
+use tenure_sdk::session::CoordinatorClient;
 use tenure_sdk::sink::BoxError;
 use tenure_sdk::source::ResetPolicy;
 use tenure_sdk::testing::{MemorySink, MemorySource};
@@ -175,6 +176,53 @@ async fn offsets_at_the_coordinator_carry_over_from_consumer_to_consumer() {
     until("the new records", || bob.counters.records_delivered() == 40).await;
     assert_eq!(bob.counters.refused_by_coordinator(), 0);
     bob.stop().await;
+    rig.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metadata_of_an_offset_is_read_by_the_next_owner_and_by_anyone_who_fetches() {
+    let rig = Rig::new().await;
+    rig.append(PARTITIONS);
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let run = |member: &str, metadata: &'static str| {
+        let consumer = rig.builder(member).build().unwrap();
+        let (stopper, counters) = (consumer.stopper(), consumer.counters());
+        let found = Arc::clone(&found);
+        let handler = move |owned: Owned<CoordinatorOffsets>| {
+            let found = Arc::clone(&found);
+            async move {
+                let (mut input, mut offsets) = owned.split();
+                let before = offsets.committed_metadata().await?;
+                found.lock().unwrap().push(String::from_utf8(before)?);
+                while let Some(record) = input.next_record().await {
+                    offsets.done(&record);
+                }
+                // The last offset is on its way already, without it.
+                Ok(offsets.set_metadata(metadata)?)
+            }
+        };
+        Running { run: tokio::spawn(consumer.run(handler)), stopper, counters }
+    };
+    let owners = [("ann", "of ann", "", 4), ("bob", "of bob", "of ann", 0)];
+    for (member, metadata, before, delivered) in owners {
+        let running = run(member, metadata);
+        until("all partitions and records", || {
+            found.lock().unwrap().len() == PARTITIONS as usize
+                && running.counters.records_delivered() == delivered
+        })
+        .await;
+        assert!(found.lock().unwrap().drain(..).all(|found| found == before), "{member}");
+        assert!(running.stop().await.clean);
+    }
+    let client = CoordinatorClient::new(vec![rig.node.client_address().to_string()]);
+    let fetched = client.fetch(&rig.group, &rig.partitions, LONGEST).await.unwrap();
+    assert_eq!(fetched.len(), PARTITIONS as usize);
+    for offset in fetched {
+        assert_eq!(
+            (offset.metadata.as_slice(), offset.next_offset),
+            (&b"of bob"[..], NextOffset::new(1).ok())
+        );
+    }
     rig.node.shutdown().await;
 }
 

@@ -1,5 +1,6 @@
 //! What the run loop needs of the session and the coordinator; tests put a coordinator in memory behind it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -66,10 +67,16 @@ pub(crate) trait Link: Send + Sync + 'static {
     fn commit<'a>(
         &'a self,
         grant: &'a Grant,
-        sequence: CommitSequence,
-        next_offset: NextOffset,
+        mark: OffsetMark,
         deadline: Duration,
     ) -> BoxFuture<'a, Result<(), CallError>>;
+
+    /// Metadata of the committed offset; empty without any.
+    fn committed_metadata<'a>(
+        &'a self,
+        grant: &'a Grant,
+        deadline: Duration,
+    ) -> BoxFuture<'a, Result<Vec<u8>, CallError>>;
 
     /// Moves one offset to any place, once for each name.
     fn rewind<'a>(
@@ -80,6 +87,15 @@ pub(crate) trait Link: Send + Sync + 'static {
         request: &'a RequestId,
         deadline: Duration,
     ) -> BoxFuture<'a, Result<(), CallError>>;
+}
+
+/// One commit of one partition.
+#[derive(Clone, Debug)]
+pub(crate) struct OffsetMark {
+    pub(crate) sequence: CommitSequence,
+    pub(crate) next_offset: NextOffset,
+    /// At most as long as the limit.
+    pub(crate) metadata: Arc<[u8]>,
 }
 
 /// Session with a real coordinator.
@@ -182,17 +198,17 @@ impl Link for SessionLink {
     fn commit<'a>(
         &'a self,
         grant: &'a Grant,
-        sequence: CommitSequence,
-        next_offset: NextOffset,
+        mark: OffsetMark,
         deadline: Duration,
     ) -> BoxFuture<'a, Result<(), CallError>> {
         Box::pin(async move {
+            let OffsetMark { sequence, next_offset, metadata } = mark;
             let commit = OffsetCommit {
                 partition: grant.partition,
                 epoch: grant.epoch,
                 sequence,
                 next_offset,
-                metadata: Vec::new(),
+                metadata: metadata.to_vec(),
             };
             let (verdict, answered) = oneshot::channel();
             let (group, member) = (grant.group.clone(), grant.member.clone());
@@ -200,6 +216,18 @@ impl Link for SessionLink {
             // Refused or dropped by a batcher that has ended with the runtime: there is no verdict either way.
             let _queued = self.commits.send(queued);
             answered.await.unwrap_or_else(|_| Err(no_verdict()))
+        })
+    }
+
+    fn committed_metadata<'a>(
+        &'a self,
+        grant: &'a Grant,
+        deadline: Duration,
+    ) -> BoxFuture<'a, Result<Vec<u8>, CallError>> {
+        Box::pin(async move {
+            let coordinator = self.session.coordinator();
+            let found = coordinator.fetch(&grant.group, &[grant.partition], deadline).await?;
+            Ok(found.into_iter().next().ok_or_else(no_verdict)?.metadata)
         })
     }
 

@@ -44,7 +44,7 @@ pub(crate) use self::inspect::Grants;
 pub use self::inspect::Inspector;
 pub(crate) use self::lifecycle::Told;
 pub use self::lifecycle::{LIFECYCLE_EVENTS_MAX, Lifecycle, LifecycleEvents};
-pub(crate) use self::link::Link;
+pub(crate) use self::link::{Link, OffsetMark};
 pub use self::owned::Owned;
 pub use self::policy::{Backoff, DeadLetter, DeadLetterSink, ErrorPolicy, HandlerError, Then};
 pub use self::probe::Probe;

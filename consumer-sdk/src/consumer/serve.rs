@@ -361,8 +361,13 @@ impl<S: FencedSink> Service<'_, S> {
         // Tasks that the handler left behind get no more records.
         self.control.end(End::Lost { cause: LostCause::Handler(closing.error.clone()) });
         self.close_source(self.close_bound()).await;
-        self.grant.lease.stop();
         let tracker = self.tracker();
+        if may_commit(closing.reason)
+            && let Some(tracker) = &tracker
+        {
+            self.flush_metadata(tracker).await;
+        }
+        self.grant.lease.stop();
         // From here on nothing more becomes done: the release carries the last word.
         parts.offsets.forget(partition, epoch);
         let next_offset =
@@ -380,6 +385,17 @@ impl<S: FencedSink> Service<'_, S> {
         );
         parts.told.tell(Lifecycle::Released { partition, epoch, reason, error: error.clone() });
         self.running.link.release(partition, epoch, next_offset, reason, error);
+    }
+
+    /// Has the last offset committed where metadata goes with it.
+    async fn flush_metadata(&self, tracker: &Tracker) {
+        let flushed = tokio::time::timeout(self.close_bound(), tracker.flush_metadata()).await;
+        if !matches!(flushed, Ok(Ok(()))) {
+            let Grant { partition, epoch, .. } = *self.grant;
+            tracing::warn!(
+                %partition, %epoch, "last metadata is not committed: the partition is given back without it"
+            );
+        }
     }
 
     fn close_bound(&self) -> Duration {

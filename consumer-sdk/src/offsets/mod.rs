@@ -13,11 +13,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use tenure_model::limits::METADATA_BYTES_MAX;
 use tenure_model::{CommitSequence, Epoch, ErrorCode, Home, NextOffset, Partition, RequestId};
 
 pub use self::mirror::{MirroredOffset, OffsetMirror};
 pub(crate) use self::tracker::{Tracker, grant_is_over};
-use crate::consumer::{Counters, HandlerError, Link};
+use crate::consumer::{Counters, HandlerError, Link, OffsetMark};
 use crate::grant::Grant;
 use crate::lease::LeaseEnded;
 use crate::sink::{
@@ -64,6 +65,14 @@ pub enum CommitError {
     /// The partition was released; nothing is committed under this grant any more.
     #[error("the partition was released: nothing was sent")]
     Released,
+}
+
+/// More metadata than an offset may carry. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("offset metadata has {given_bytes} bytes: use at most {METADATA_BYTES_MAX}")]
+pub struct MetadataTooLarge {
+    /// What was given.
+    pub given_bytes: usize,
 }
 
 impl From<CommitError> for SinkError {
@@ -246,6 +255,31 @@ impl OffsetWriter {
         self.tracker.state().low_water
     }
 
+    /// Puts `metadata` beside every offset that is committed from now on under this grant, in place of what was put
+    /// there before; empty: none. It is committed with the next offset, and within a commit interval where none
+    /// follows. At most 4096 bytes.
+    ///
+    /// The coordinator keeps it with the offset, for whoever asks: [`OffsetWriter::committed_metadata`],
+    /// [`CoordinatorClient::fetch`](crate::session::CoordinatorClient::fetch). A handler that sets any has its last offset
+    /// committed before the partition is given back, which costs the next owner a round of the raft log.
+    ///
+    /// # Errors
+    ///
+    /// [`MetadataTooLarge`].
+    pub fn set_metadata(&mut self, metadata: impl Into<Vec<u8>>) -> Result<(), MetadataTooLarge> {
+        self.tracker.set_metadata(metadata.into())
+    }
+
+    /// Asks the coordinator for the metadata of the committed offset, as this or an earlier owner has left it; empty
+    /// when there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError::Refused`], or [`CommitError::Unknown`] when no answer came before the lease ended.
+    pub async fn committed_metadata(&self) -> Result<Vec<u8>, CommitError> {
+        self.tracker.committed_metadata().await
+    }
+
     /// Waits until everything that is done now is committed; answers the committed offset.
     ///
     /// # Errors
@@ -282,7 +316,8 @@ impl FencedWriter for OffsetWriter {
 
     async fn initialise(&mut self, start: NextOffset) -> Result<NextOffset, SinkError> {
         let sequence = CommitSequence(self.tracker.state().sequence.0 + 1);
-        self.tracker.commit_until_known(sequence, start).await?;
+        let mark = OffsetMark { sequence, next_offset: start, metadata: Arc::default() };
+        self.tracker.commit_until_known(&mark).await?;
         self.tracker.state().sequence = sequence;
         self.tracker.start(start);
         Ok(start)

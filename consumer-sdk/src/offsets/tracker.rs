@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tenure_model::limits::METADATA_BYTES_MAX;
 use tenure_model::{CommitSequence, ErrorCode, NextOffset, Partition, RequestId, RetryClass};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::delivered::Delivered;
-use super::{CommitError, MirroredOffset, OffsetMirror, UNDONE_RECORDS_MAX};
-use crate::consumer::{Counters, Link};
+use super::{CommitError, MetadataTooLarge, MirroredOffset, OffsetMirror, UNDONE_RECORDS_MAX};
+use crate::consumer::{Counters, Link, OffsetMark};
 use crate::grant::Grant;
 use crate::lease::LeaseEnded;
 use crate::session::{CallError, Refused};
@@ -34,6 +35,11 @@ pub(super) struct State {
     pub(super) low_water: NextOffset,
     committed: NextOffset,
     pub(super) sequence: CommitSequence,
+    /// Goes with every commit from now on.
+    metadata: Arc<[u8]>,
+    /// How often it was set, and up to which time it is committed.
+    metadata_set: u64,
+    metadata_committed: u64,
     /// Ends the grant; every later commit answers the same.
     failed: Option<CommitError>,
     flush_wanted: bool,
@@ -41,6 +47,13 @@ pub(super) struct State {
     /// The offset was moved by name: nothing that this run of the handler still reads moves it.
     rewound: bool,
     closed: bool,
+}
+
+impl State {
+    /// Whether there is something to commit.
+    fn is_behind(&self) -> bool {
+        self.low_water > self.committed || self.metadata_set > self.metadata_committed
+    }
 }
 
 /// What is done and what is committed under one grant.
@@ -72,6 +85,9 @@ impl Tracker {
             low_water: NextOffset::ZERO,
             committed: NextOffset::ZERO,
             sequence,
+            metadata: Arc::default(),
+            metadata_set: 0,
+            metadata_committed: 0,
             failed: None,
             flush_wanted: false,
             started: false,
@@ -167,7 +183,7 @@ impl Tracker {
         }
         let Some(low_water) = mark(&mut state.delivered) else { return };
         // Behind already: the task that commits looks again by itself.
-        let is_news = state.low_water <= state.committed && low_water > state.committed;
+        let is_news = !state.is_behind() && low_water > state.committed;
         state.low_water = low_water;
         let has_room = state.room_wanted && state.delivered.count() < UNDONE_RECORDS_MAX;
         state.room_wanted &= !has_room;
@@ -186,13 +202,47 @@ impl Tracker {
         state.started.then_some(state.low_water)
     }
 
+    pub(super) fn set_metadata(&self, metadata: Vec<u8>) -> Result<(), MetadataTooLarge> {
+        if metadata.len() > METADATA_BYTES_MAX {
+            return Err(MetadataTooLarge { given_bytes: metadata.len() });
+        }
+        let mut state = self.state();
+        state.metadata = metadata.into();
+        state.metadata_set += 1;
+        drop(state);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    pub(super) async fn committed_metadata(&self) -> Result<Vec<u8>, CommitError> {
+        let lease = &self.grant.lease;
+        lease.check()?;
+        let bound = if lease.is_live() { lease.remaining() } else { UNCHECKED_COMMIT_MAX };
+        self.link.committed_metadata(&self.grant, bound).await.map_err(|error| match error {
+            CallError::Refused(refused) => self.refused(refused),
+            CallError::Unknown { last, .. } => CommitError::Unknown { last },
+        })
+    }
+
+    /// Commits what is done together with its metadata, if there is any: a release takes the offset along, not that.
+    pub(crate) async fn flush_metadata(&self) -> Result<(), CommitError> {
+        let is_due = {
+            let state = self.state();
+            state.metadata_set > 0 && state.is_behind()
+        };
+        if is_due {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
     /// Waits until everything that is done now is committed.
     pub(crate) async fn flush(&self) -> Result<NextOffset, CommitError> {
         let mut moved = self.moved.subscribe();
-        let wanted = {
+        let (wanted, metadata) = {
             let mut state = self.state();
             state.flush_wanted = true;
-            state.low_water
+            (state.low_water, state.metadata_set)
         };
         self.work.notify_one();
         loop {
@@ -204,7 +254,7 @@ impl Tracker {
                 if state.closed {
                     return Err(CommitError::Released);
                 }
-                if state.committed >= wanted {
+                if state.committed >= wanted && state.metadata_committed >= metadata {
                     return Ok(state.committed);
                 }
             }
@@ -218,8 +268,8 @@ impl Tracker {
         loop {
             self.flush().await?;
             let mut state = self.state();
-            // Equal: no commit is under way.
-            if state.committed == state.low_water {
+            // No commit is under way.
+            if !state.is_behind() {
                 state.closed = true;
                 break;
             }
@@ -247,19 +297,24 @@ impl Tracker {
         self.announce();
     }
 
-    /// The next mark to commit; nothing once there is none for good.
-    async fn next_commit(&self, not_before: Instant) -> Option<(CommitSequence, NextOffset)> {
+    /// The next mark to commit, and which metadata it is; nothing once there is none for good.
+    async fn next_commit(&self, not_before: Instant) -> Option<(OffsetMark, u64)> {
         loop {
             let due = {
                 let mut state = self.state();
                 if state.closed || state.failed.is_some() {
                     return None;
                 }
-                let behind = state.low_water > state.committed;
+                let behind = state.started && state.is_behind();
                 if behind && (state.flush_wanted || Instant::now() >= not_before) {
                     state.flush_wanted = false;
                     state.sequence = CommitSequence(state.sequence.0 + 1);
-                    return Some((state.sequence, state.low_water));
+                    let mark = OffsetMark {
+                        sequence: state.sequence,
+                        next_offset: state.low_water,
+                        metadata: Arc::clone(&state.metadata),
+                    };
+                    return Some((mark, state.metadata_set));
                 }
                 behind.then_some(not_before)
             };
@@ -274,11 +329,7 @@ impl Tracker {
     }
 
     /// Commits one offset; one whose outcome is unknown is repeated with the same sequence until the lease ends.
-    pub(super) async fn commit_until_known(
-        &self,
-        sequence: CommitSequence,
-        next: NextOffset,
-    ) -> Result<(), CommitError> {
+    pub(super) async fn commit_until_known(&self, mark: &OffsetMark) -> Result<(), CommitError> {
         let lease = &self.grant.lease;
         let give_up_at = Instant::now() + UNCHECKED_COMMIT_MAX;
         let mut unknown = None;
@@ -294,7 +345,7 @@ impl Tracker {
                 return Err(unknown.unwrap_or(CommitError::LeaseEnded(LeaseEnded)));
             }
             let bound = bound.min(CALL_MAX);
-            let call = self.link.commit(&self.grant, sequence, next, bound);
+            let call = self.link.commit(&self.grant, mark.clone(), bound);
             let last = match tokio::time::timeout(bound, call).await {
                 Ok(Ok(())) => {
                     self.counters.add_commits(1);
@@ -303,7 +354,7 @@ impl Tracker {
                             topic: self.grant.topic.clone(),
                             partition: self.grant.partition,
                             epoch: self.grant.epoch,
-                            next_offset: next,
+                            next_offset: mark.next_offset,
                         });
                     }
                     return Ok(());
@@ -318,7 +369,8 @@ impl Tracker {
                 Err(_elapsed) => "no answer in time".to_owned(),
             };
             tracing::debug!(
-                partition = %self.grant.partition, epoch = %self.grant.epoch, %sequence, error = %last,
+                partition = %self.grant.partition, epoch = %self.grant.epoch,
+                sequence = %mark.sequence, error = %last,
                 "outcome of an offset commit is unknown, repeating it"
             );
             unknown = Some(CommitError::Unknown { last });
@@ -351,6 +403,9 @@ impl Tracker {
         state.sequence = sequence;
         state.rewound = true;
         state.delivered = Delivered::default();
+        // What lay beside the old offset says nothing of the new one.
+        state.metadata = Arc::default();
+        state.metadata_committed = state.metadata_set;
         // The release must not move the offset forward again; the next run of the handler reads it anew.
         state.low_water = NextOffset::ZERO;
         state.committed = NextOffset::ZERO;
@@ -385,10 +440,14 @@ pub(crate) fn grant_is_over(code: ErrorCode) -> bool {
 
 async fn commit_in_background(tracker: Arc<Tracker>) {
     let mut not_before = Instant::now();
-    while let Some((sequence, next)) = tracker.next_commit(not_before).await {
+    while let Some((mark, metadata)) = tracker.next_commit(not_before).await {
         not_before = Instant::now() + tracker.commit_interval;
-        match tracker.commit_until_known(sequence, next).await {
-            Ok(()) => tracker.state().committed = next,
+        match tracker.commit_until_known(&mark).await {
+            Ok(()) => {
+                let mut state = tracker.state();
+                state.committed = mark.next_offset;
+                state.metadata_committed = metadata;
+            }
             Err(error) => tracker.state().failed = Some(error),
         }
         tracker.announce();

@@ -13,7 +13,7 @@ use tenure_model::{
 };
 use tokio::sync::{mpsc, watch};
 
-use crate::consumer::{Consumer, ConsumerError, Link, Owned, Preparation, Stopped};
+use crate::consumer::{Consumer, ConsumerError, Link, OffsetMark, Owned, Preparation, Stopped};
 use crate::grant::{Grant, Resource};
 use crate::lease::{Lease, LeaseCheck};
 use crate::session::{
@@ -59,6 +59,7 @@ struct Held {
     sequence: CommitSequence,
     initialised: bool,
     rewind: Option<RequestId>,
+    metadata: Vec<u8>,
     progress: Option<(Epoch, Progress)>,
 }
 
@@ -451,11 +452,11 @@ impl Link for MemoryLink {
     fn commit<'a>(
         &'a self,
         grant: &'a Grant,
-        sequence: CommitSequence,
-        next_offset: NextOffset,
+        mark: OffsetMark,
         deadline: Duration,
     ) -> BoxFuture<'a, Result<(), CallError>> {
         Box::pin(async move {
+            let OffsetMark { sequence, next_offset, metadata } = mark;
             let Grant { partition, epoch, .. } = *grant;
             let line = format!("commit {} {epoch} #{sequence} {next_offset}", partition.index);
             let answered = self.coordinator.answering(deadline).await;
@@ -474,6 +475,7 @@ impl Link for MemoryLink {
             if newer {
                 held.sequence = sequence;
                 held.committed = Some(next_offset);
+                held.metadata = metadata.to_vec();
                 held.initialised = true;
             }
             drop(state);
@@ -484,6 +486,19 @@ impl Link for MemoryLink {
                 current_epoch: None,
             };
             if newer { Ok(()) } else { Err(CallError::Refused(stale)) }
+        })
+    }
+
+    fn committed_metadata<'a>(
+        &'a self,
+        grant: &'a Grant,
+        deadline: Duration,
+    ) -> BoxFuture<'a, Result<Vec<u8>, CallError>> {
+        Box::pin(async move {
+            self.coordinator.answering(deadline).await?;
+            let state = self.coordinator.state();
+            let held = state.partitions.get(&grant.partition);
+            Ok(held.map(|held| held.metadata.clone()).unwrap_or_default())
         })
     }
 

@@ -405,3 +405,60 @@ async fn marker_that_is_read_after_a_rewind_does_not_undo_it() {
     assert!(tokio::time::timeout(SECOND, input.next_record()).await.is_err());
     assert_eq!((input.position().get(), bench.committed(0)), (4, Some(1)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn metadata_goes_with_the_offset_and_with_the_last_one_before_the_release() {
+    let bench = Bench::new(1);
+    bench.append(0, 3);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    assert_eq!(offsets.committed_metadata().await.unwrap(), b"");
+    let got = records(&mut input, 3).await;
+    offsets.set_metadata("first").unwrap();
+    offsets.done(&got[0]);
+    offsets.flush().await.unwrap();
+    assert_eq!(offsets.committed_metadata().await.unwrap(), b"first");
+    offsets.set_metadata("alone").unwrap();
+    assert_eq!(offsets.flush().await.unwrap().get(), 1, "no record is done since");
+    assert_eq!(offsets.committed_metadata().await.unwrap(), b"alone");
+
+    let refused = offsets.set_metadata(vec![0; 4097]).unwrap_err();
+    assert_eq!(refused.to_string(), "offset metadata has 4097 bytes: use at most 4096");
+    offsets.done(&got[1]);
+    offsets.flush().await.unwrap();
+    assert_eq!(offsets.committed_metadata().await.unwrap(), b"alone", "goes with every offset");
+
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
+    assert!(input.ended().await.may_commit());
+    offsets.set_metadata(vec![7; 4096]).unwrap();
+    offsets.done(&got[2]);
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e1 Revoked at 3").await;
+    let lines = bench.lines(&["commit 0 e1", "release"]);
+    assert!(lines[lines.len() - 2].ends_with(" 3: committed"), "{lines:?}");
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (_input, offsets) = owned.split();
+    assert_eq!(offsets.committed_metadata().await.unwrap(), vec![7; 4096], "the next owner's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_without_metadata_takes_the_last_offset_along_without_a_commit() {
+    let bench = Bench::new(1);
+    bench.append(0, 1);
+    let (handler, mut taken) = handing_over();
+    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 1).await;
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
+    input.ended().await;
+    bench.coordinator.set_answers(false);
+    offsets.done(&got[0]);
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e1 Revoked at 1").await;
+}

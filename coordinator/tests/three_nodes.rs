@@ -5,9 +5,15 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use common::*;
 use tenure_coordinator::Node;
+use tenure_coordinator::stored::encode_batch;
+use tenure_core::command::{CommitOffsets, JoinGroup, OffsetCommit, TopicReport};
+use tenure_core::{Applied, Command};
+use tenure_model::limits::{MEMBERS_MAX, REASON_BYTES_MAX, TTL_MS_MAX};
+use tenure_model::{CommitSequence, GroupSettings, NextOffset, Timestamp};
 use tenure_proto::v1::session_up::Up;
 use tenure_proto::{error_of_status, v1};
 use tokio::time::timeout;
@@ -199,5 +205,109 @@ async fn cluster_restarted_from_disk_has_the_same_state() {
     for (index, offset) in (0..3).zip(10..) {
         assert_eq!(client.committed(&partition(index)).await, Ok(Some(offset)));
     }
+    stop_all(nodes).await;
+}
+
+/// Partitions of the largest group here, one for each member.
+const LARGE_PARTITIONS: u32 = 10_000;
+
+/// Longest time from the end of the raft leader to the next answer about such a group, and of such a group's load.
+const LARGE_WITHIN: Duration = Duration::from_secs(10);
+
+fn large_join(number: usize) -> Command {
+    let report = TopicReport {
+        topic: TOPIC.parse().unwrap(),
+        topic_id: topic_id(),
+        partition_count: LARGE_PARTITIONS,
+    };
+    Command::JoinGroup(JoinGroup {
+        group: GROUP.parse().unwrap(),
+        member: format!("member-{number}").parse().unwrap(),
+        instance: None,
+        topics: vec![TOPIC.parse().unwrap()],
+        settings: GroupSettings::default(),
+        ttl_ms: TTL_MS_MAX,
+        heartbeat_interval_ms: TTL_MS_MAX / 3,
+        client: "x".repeat(REASON_BYTES_MAX),
+        partitions_max: None,
+        report: if number == 0 { vec![report] } else { vec![] },
+        rejoin: None,
+        prepares: false,
+        weight: 1,
+    })
+}
+
+/// Each owner commits an offset with 1 KiB beside it.
+fn large_commits(node: &Node) -> Vec<Command> {
+    let state = state_of(node);
+    let group = &state.groups[&GROUP.parse().unwrap()];
+    let commits = group.partitions.iter().filter_map(|(partition, found)| {
+        Some(Command::CommitOffsets(CommitOffsets {
+            group: GROUP.parse().unwrap(),
+            member: found.ownership.owner()?.clone(),
+            commits: vec![OffsetCommit {
+                partition: *partition,
+                epoch: found.epoch?,
+                sequence: CommitSequence(1),
+                next_offset: NextOffset::new(u64::from(partition.index.get()) + 1).unwrap(),
+                metadata: vec![7; 1_024],
+            }],
+        }))
+    });
+    commits.collect()
+}
+
+async fn propose_all(node: &Node, commands: &[Command]) {
+    for batch in commands.chunks(1_000) {
+        let proposed = node.raft().propose(encode_batch(Timestamp(1), batch), None).await;
+        let outcomes: std::sync::Arc<[Applied]> = proposed.unwrap().1;
+        assert!(outcomes.iter().all(|outcome| outcome.result.is_ok()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn group_of_ten_thousand_members_and_partitions_is_served_by_the_next_raft_leader_and_loaded_in_time_f02()
+ {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = cluster(folder.path(), 3);
+    // Nobody acquires anything, and nobody is to be asked for that.
+    settings.iter_mut().for_each(|settings| settings.deadlines.acquire_deadline_ms = 600_000);
+    let mut nodes = start_all(&settings).await;
+    let leader = leader_of(&nodes).await;
+    let joins: Vec<Command> = (0..MEMBERS_MAX).map(large_join).collect();
+    propose_all(&nodes[leader], &joins).await;
+    let owned = until("every partition to be owned", || async {
+        let commits = large_commits(&nodes[leader]);
+        (commits.len() == LARGE_PARTITIONS as usize).then_some(commits)
+    })
+    .await;
+    propose_all(&nodes[leader], &owned).await;
+    let before = state_of(&nodes[leader]).groups;
+    let level = |nodes: &[Node]| nodes.iter().all(|node| state_of(node).groups == before);
+    until("all nodes to be level", || async { level(&nodes).then_some(()) }).await;
+
+    let since = Instant::now();
+    let gone = nodes.remove(leader);
+    gone.stop().await;
+    let next = leader_of(&nodes).await;
+    let mut client = Client::of(&nodes[next]).await;
+    let last = LARGE_PARTITIONS - 1;
+    assert_eq!(client.committed(&partition(last)).await, Ok(Some(LARGE_PARTITIONS.into())));
+    let served = since.elapsed();
+    assert!(served < LARGE_WITHIN, "served after {served:?}");
+
+    // What it wrote of the group is read again: from a snapshot.
+    let id = nodes[next].raft().status().node;
+    nodes[next].raft().write_snapshot().await;
+    nodes.remove(next).stop().await;
+    drop(gone);
+    let since = Instant::now();
+    let own = settings.iter().find(|settings| settings.node == id.0).unwrap();
+    nodes.push(Node::start(own.clone()).await.unwrap());
+    leader_of(&nodes).await;
+    let loaded = since.elapsed();
+    assert!(loaded < LARGE_WITHIN, "loaded after {loaded:?}");
+    assert_eq!(nodes[1].raft().with_machine(|machine| machine.state().groups.clone()), before);
+    println!("served after {served:?}, loaded after {loaded:?}");
     stop_all(nodes).await;
 }

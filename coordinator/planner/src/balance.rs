@@ -181,15 +181,19 @@ impl<'a> Plan<'a> {
         left.sort_unstable();
         let mut hopeless = BTreeSet::new();
         let mut refused = Vec::new();
+        let mut room = Room::default();
         for (_, partition) in left {
             let kind = self.kind_of[&partition];
-            if let Some(at) = self.least_loaded(&self.kinds[kind], partition) {
+            room.turn_to(self, kind, partition.topic_id);
+            if let Some(at) = room.take_least() {
                 self.put(partition, at);
+                room.give_back(self, at);
             } else if hopeless.contains(&kind) {
                 refused.push(partition);
             } else if let Some(path) = self.chain(&self.kinds[kind], u64::MAX) {
                 self.shift(&path);
                 self.put(partition, path[0]);
+                room = Room::default();
             } else {
                 hopeless.insert(kind);
                 refused.push(partition);
@@ -216,16 +220,23 @@ impl<'a> Plan<'a> {
     }
 
     fn least_loaded(&self, candidates: &[MemberAt], partition: Partition) -> Option<MemberAt> {
-        candidates
-            .iter()
-            .copied()
-            .filter(|at| self.has_room(*at))
-            .min_by_key(|at| (self.growth(*at), self.topic_count(*at, partition.topic_id), *at))
+        let with_room = candidates.iter().copied().filter(|at| self.has_room(*at));
+        with_room.min_by_key(|at| self.rank(*at, partition.topic_id))
+    }
+
+    /// How well a member takes a partition of that topic: the lower the better.
+    fn rank(&self, at: MemberAt, topic_id: TopicId) -> Rank {
+        (self.growth(at), self.topic_count(at, topic_id), at)
     }
 
     /// What one more partition adds to the sum of squared loads over weights, in a common unit.
     fn growth(&self, at: MemberAt) -> u64 {
         (2 * self.loads[at] as u64 + 1) * self.units[at]
+    }
+
+    /// [`Plan::growth`] of a member that is not full.
+    fn growth_with_room(&self, at: MemberAt) -> Option<(u64, MemberAt)> {
+        self.has_room(at).then(|| (self.growth(at), at))
     }
 
     /// What one partition less takes off that sum; 0 where there is none.
@@ -245,13 +256,24 @@ impl<'a> Plan<'a> {
     fn balance(&mut self) {
         let mut by_relief: BTreeSet<(u64, MemberAt)> =
             (0..self.loads.len()).map(|at| (self.relief(at), at)).collect();
+        let mut by_growth: BTreeSet<(u64, MemberAt)> =
+            (0..self.loads.len()).filter_map(|at| self.growth_with_room(at)).collect();
         while let Some((relief, from)) = by_relief.pop_last() {
+            // Nobody is a gain for this one, nor for those that have less to give.
+            if by_growth.first().is_none_or(|(least, _)| *least >= relief) {
+                break;
+            }
             let Some(path) = self.chain(&[from], relief) else { continue };
             let to = path[path.len() - 1];
             by_relief.remove(&(self.relief(to), to));
+            let before = [from, to].map(|at| self.growth_with_room(at));
             self.shift(&path);
             by_relief.insert((self.relief(to), to));
             by_relief.insert((self.relief(from), from));
+            for known in before.into_iter().flatten() {
+                by_growth.remove(&known);
+            }
+            by_growth.extend([from, to].into_iter().filter_map(|at| self.growth_with_room(at)));
         }
     }
 
@@ -367,6 +389,39 @@ impl<'a> Plan<'a> {
         self.loads[at] -= 1;
         if let Some(count) = self.topic_counts[at].get_mut(&partition.topic_id) {
             *count -= 1;
+        }
+    }
+}
+
+/// See [`Plan::rank`].
+type Rank = (u64, usize, MemberAt);
+
+/// Who may take partitions of one kind and topic and is not full, the best first: partitions that follow each other in
+/// [`Plan::fill`] mostly share it, and each costs a search of it and not of all members.
+#[derive(Default)]
+struct Room {
+    of: Option<(KindAt, TopicId)>,
+    ranks: BTreeSet<Rank>,
+}
+
+impl Room {
+    fn turn_to(&mut self, plan: &Plan<'_>, kind: KindAt, topic_id: TopicId) {
+        if self.of == Some((kind, topic_id)) {
+            return;
+        }
+        self.of = Some((kind, topic_id));
+        let with_room = plan.kinds[kind].iter().copied().filter(|at| plan.has_room(*at));
+        self.ranks = with_room.map(|at| plan.rank(at, topic_id)).collect();
+    }
+
+    fn take_least(&mut self) -> Option<MemberAt> {
+        self.ranks.pop_first().map(|(_, _, at)| at)
+    }
+
+    /// It has got one: its rank is another now.
+    fn give_back(&mut self, plan: &Plan<'_>, at: MemberAt) {
+        if let Some((_, topic_id)) = self.of.filter(|_| plan.has_room(at)) {
+            self.ranks.insert(plan.rank(at, topic_id));
         }
     }
 }

@@ -830,3 +830,18 @@ fn rolling_restart_moves_a_partition_at_most_twice() {
     assert_eq!(moves_of_a_rolling_restart(true), 2);
     assert!(moves_of_a_rolling_restart(false) > 2, "the order of what moves makes the difference");
 }
+
+/// With a search of all members for each partition this takes half a minute.
+#[test]
+fn plan_of_10000_members_and_partitions_ends_at_once_f02() {
+    let mut script = "topic t 10000".to_owned();
+    for at in 0..10_000 {
+        write!(script, "\nmember m{at} t").unwrap();
+    }
+    let mut input = input(&script);
+    let target = plan(&input);
+    let owners: BTreeSet<&MemberId> = target.values().collect();
+    assert_eq!((target.len(), owners.len()), (10_000, 10_000));
+    input.current.clone_from(&target);
+    assert_eq!(moves(&target, &plan(&input)), []);
+}

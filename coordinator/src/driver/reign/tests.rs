@@ -6,12 +6,14 @@ use tenure_core::command::{
     TopicReport,
 };
 use tenure_model::{
-    Epoch, GroupEpoch, GroupSettings, ManualClock, MemberEpoch, Partition, PartitionIndex,
-    Timestamp, TopicId,
+    Epoch, GroupEpoch, GroupSettings, LeaseSettings, ManualClock, MemberEpoch, Partition,
+    PartitionIndex, Timestamp, TopicId,
 };
 use tenure_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
+use super::super::TICK;
+use super::super::leading::Proposal;
 use super::super::session::{Heartbeat, Open, Said, SessionId};
 use super::*;
 use crate::raft::{EntryContext, Machine as _};
@@ -33,6 +35,10 @@ impl Rig {
     }
 
     fn with_bob(prepares: bool) -> Self {
+        Self::with(prepares, TTL_MS)
+    }
+
+    fn with(prepares: bool, ttl_ms: u64) -> Self {
         let clock = ManualClock::default();
         let machine = GroupMachine::new(Arc::new(clock.clone()));
         let mut rig = Self { machine, clock, index: 0 };
@@ -43,8 +49,8 @@ impl Rig {
                 instance: None,
                 topics: vec!["t".parse().unwrap()],
                 settings: GroupSettings::default(),
-                ttl_ms: TTL_MS,
-                heartbeat_interval_ms: 3_000,
+                ttl_ms,
+                heartbeat_interval_ms: LeaseSettings::for_ttl(ttl_ms).heartbeat_interval_ms,
                 client: String::new(),
                 partitions_max: None,
                 report: vec![TopicReport {
@@ -81,6 +87,19 @@ impl Rig {
         let outcomes = self.machine.apply(at, &encode_batch(Timestamp(0), &[command])).unwrap();
         assert!(outcomes[0].result.is_ok(), "{:?}", outcomes[0].result);
         outcomes[0].events.clone()
+    }
+
+    /// Lets what is due at `now` be applied at once.
+    fn work_off(&mut self, reign: &mut Reign, now: Tick) {
+        for Proposal { lane, members, command } in reign.proposals(now) {
+            self.index += 1;
+            let at = EntryContext { term: Term(1), index: Index(self.index) };
+            let batch = encode_batch(Timestamp(0), &[command]);
+            let outcomes = self.machine.apply(at, &batch).unwrap();
+            reign.follow(Index(self.index), outcomes[0].events.iter(), now);
+            reign.proposed(lane, &members, Some(outcomes[0].result.as_ref()), now);
+            reign.flush(self.machine.state(), now);
+        }
     }
 
     fn follow(&mut self, reign: &mut Reign, command: Command, now: Tick) {
@@ -237,6 +256,29 @@ fn heartbeat_waits_for_a_confirmation_that_began_after_its_receipt() {
         came.as_slice(),
         [Down::HeartbeatAnswer(v1::HeartbeatAnswer { sequence: 3, .. })]
     ));
+}
+
+#[test]
+fn silent_member_ends_within_one_look_after_its_ttl_whatever_that_is_l05() {
+    for ttl_ms in [1_000, 10_000, 20_000, 30_000] {
+        let mut rig = Rig::with(false, ttl_ms);
+        let mut reign = rig.begin(at(0));
+        let _ann = Ends::open(&mut reign, "ann", at(0));
+        // Between two looks.
+        let last = at(ttl_ms / 3 + 7);
+        beat(&mut reign, "ann", 1, last);
+        let mut now = last;
+        let is_member = |rig: &Rig| {
+            let group = rig.machine.state().group(&group()).unwrap();
+            group.members.contains_key(&"ann".parse().unwrap())
+        };
+        while is_member(&rig) {
+            now = now.after(TICK);
+            rig.work_off(&mut reign, now);
+        }
+        let (ttl, lived) = (Duration::from_millis(ttl_ms), now.since(last));
+        assert!((ttl..=ttl + TICK).contains(&lived), "ttl {ttl:?}: ended after {lived:?}");
+    }
 }
 
 #[test]

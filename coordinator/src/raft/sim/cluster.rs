@@ -12,6 +12,7 @@ use openraft_rt_sim::SimRuntime;
 use super::super::settings::{RaftSettings, RaftTuning, Start};
 use super::super::wire::Wire;
 use super::super::{LOG_FOLDER, SNAPSHOT_FOLDER};
+use super::changes;
 use super::effects::Disk;
 use super::failure::Failure;
 use super::log::Wal;
@@ -188,6 +189,15 @@ impl Cluster {
         self.lines.node(node).map(|up| up.replica.read(look))
     }
 
+    /// What each node takes for the membership; nothing for one that is down.
+    pub(super) fn memberships(&self) -> Vec<Option<String>> {
+        let membership = |node: &NodeId| {
+            let metrics = self.lines.node(*node)?.library.metrics().borrow_watched().clone();
+            Some(metrics.membership_config.to_string())
+        };
+        NODES.iter().map(membership).collect()
+    }
+
     /// Last index applied on each node; nothing for one that is down.
     pub(super) fn applied(&self) -> Vec<Option<u64>> {
         let applied = |node: &NodeId| Some(self.lines.node(*node)?.replica.applied().borrow().0);
@@ -195,7 +205,7 @@ impl Cluster {
     }
 }
 
-/// Tells the oracle of every term that the node leads.
+/// Tells the oracle of every term that the node leads, and of every membership that it takes for committed.
 async fn observe(library: Library, node: NodeId, start: u64, lines: Lines, oracle: Oracle) {
     let mut metrics = library.metrics();
     drop(library);
@@ -204,6 +214,7 @@ async fn observe(library: Library, node: NodeId, start: u64, lines: Lines, oracl
         if !lines.runs(node, start) {
             return;
         }
+        changes::check(&now, node, &oracle);
         if now.state.is_leader() && now.current_leader == Some(node) {
             oracle.leads(node, now.current_term);
         }

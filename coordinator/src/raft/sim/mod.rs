@@ -4,8 +4,8 @@
 //! runtime) and [`effects`] (another disk): a type parameter would run through every type of the layer for the tests'
 //! sake alone. What is not here: gRPC between nodes (the envelope is), founding, and proposals' retries.
 //!
-//! One run: three nodes, falls with the loss of what was not synced, lines that break one way, stalled disks, snapshots
-//! and leaders that hand over; then everything heals, and the cluster must work again within [`HEALED_WITHIN`].
+//! One run: three nodes, falls with the loss of what was not synced, lines that break one way, stalled disks, snapshots,
+//! leaders that hand over and voters that come and go; then everything heals, and the cluster must work again within [`HEALED_WITHIN`].
 
 #![allow(clippy::duplicate_mod, reason = "production's files on another runtime, see above")]
 
@@ -25,6 +25,7 @@ mod snapshot;
 #[allow(dead_code, reason = "snapshots are announced over gRPC alone")]
 mod stored;
 
+mod changes;
 mod clients;
 mod cluster;
 mod effects;
@@ -32,6 +33,7 @@ mod network;
 mod oracle;
 mod types;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -106,20 +108,28 @@ impl Rng {
 }
 
 fn run(plan: Plan) -> Run {
+    run_as(plan, play)
+}
+
+/// Runs `script`, which plays all of it.
+fn run_as<F: Future<Output = ()>>(
+    plan: Plan,
+    script: impl FnOnce(Plan, PathBuf, Oracle) -> F,
+) -> Run {
     // Memory where there is some: the disk's own speed would only cost time.
     let shm = std::path::Path::new("/dev/shm");
     let folder = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
     let folder = folder.expect("a folder for this run");
     let oracle = Oracle::default();
     let mut runtime = SimRuntime::with_seed(plan.seed);
-    runtime.block_on(play(plan, folder.path().to_owned(), oracle.clone()));
+    runtime.block_on(script(plan, folder.path().to_owned(), oracle.clone()));
     // Tasks that are left own the log; they go before its folder.
     drop(runtime);
     effects::Disk::forget_all();
     Run { trace: oracle.trace(), counts: oracle.counts(), violation: oracle.violation() }
 }
 
-async fn play(plan: Plan, folder: std::path::PathBuf, oracle: Oracle) {
+async fn play(plan: Plan, folder: PathBuf, oracle: Oracle) {
     let mut cluster = Cluster::found(plan, folder, oracle.clone()).await;
     let doors = Doors::new(&cluster);
     let mut rng = cluster.rng.fork();
@@ -158,7 +168,7 @@ async fn play(plan: Plan, folder: std::path::PathBuf, oracle: Oracle) {
 /// One thing that goes wrong, or right again.
 async fn fault(cluster: &mut Cluster, rng: &mut Rng, count: u64) {
     let node = NODES[rng.position(NODES.len())];
-    match rng.within(0, 11) {
+    match rng.within(0, 13) {
         0..=2 => cluster.fell(node).await,
         3 | 4 => {
             if let Some(leader) = cluster.leader() {
@@ -195,6 +205,7 @@ async fn fault(cluster: &mut Cluster, rng: &mut Rng, count: u64) {
                 let _asked = up.library.trigger().snapshot().await;
             }
         }
+        11 | 12 => changes::change(cluster, node).await,
         _ => {
             if let Some(up) = cluster.leader().and_then(|leader| cluster.lines.node(leader)) {
                 let _asked = up.library.trigger().transfer_leader(node).await;
@@ -242,11 +253,15 @@ async fn settle(cluster: &Cluster, doors: &Doors, rng: &mut Rng) {
     let end = SimInstant::now() + HEALED_WITHIN;
     loop {
         let applied = cluster.applied();
-        if applied.iter().all(|index| index.is_some() && *index == applied[0]) {
+        let memberships = cluster.memberships();
+        if applied.iter().all(|index| index.is_some() && *index == applied[0])
+            && memberships.iter().all(|membership| *membership == memberships[0])
+        {
             break;
         }
         if SimInstant::now() >= end {
-            return oracle.fail(&format!("replicas do not become equal: {applied:?}"));
+            return oracle
+                .fail(&format!("replicas do not become equal: {applied:?}, {memberships:?}"));
         }
         SimRuntime::sleep(Duration::from_millis(20)).await;
     }
@@ -311,7 +326,7 @@ mod runs {
             total.add(found.counts);
         }
         assert!(total.acknowledged > 0 && total.falls > 0 && total.bytes_lost > 0, "{total:?}");
-        assert!(total.reads > 0 && total.leaders > 0, "{total:?}");
+        assert!(total.reads > 0 && total.leaders > 0 && total.changes > 0, "{total:?}");
     }
 
     #[test]

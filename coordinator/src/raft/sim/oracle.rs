@@ -33,6 +33,8 @@ struct Known {
     entries: BTreeMap<u64, (u64, u64, u64)>,
     states: BTreeMap<u64, u64>,
     leaders: BTreeMap<u64, NodeId>,
+    /// Committed memberships, by the index of their entries.
+    memberships: BTreeMap<u64, String>,
     acknowledged: BTreeMap<Partition, u64>,
     violation: Option<String>,
     story: std::collections::VecDeque<String>,
@@ -51,6 +53,8 @@ pub(super) struct Counts {
     pub(super) leaders: u64,
     pub(super) restores: u64,
     pub(super) reads: u64,
+    /// Votes that were given or taken.
+    pub(super) changes: u64,
 }
 
 impl Counts {
@@ -64,6 +68,7 @@ impl Counts {
         self.leaders += other.leaders;
         self.restores += other.restores;
         self.reads += other.reads;
+        self.changes += other.changes;
     }
 }
 
@@ -135,6 +140,16 @@ impl Oracle {
             }
             Some(other) if other == node => {}
             Some(other) => known.fail(&format!("term {term} is led by node {other} and {node}")),
+        }
+    }
+
+    /// A node takes the membership in the entry `index` for committed.
+    pub(super) fn membership(&self, node: NodeId, index: u64, membership: &str) {
+        let mut known = self.known();
+        let first = known.memberships.entry(index).or_insert_with(|| membership.to_owned());
+        if first != membership {
+            let text = format!("node {node} has {membership} at {index}, another has {first}");
+            known.fail(&text);
         }
     }
 

@@ -103,8 +103,16 @@ impl Reign {
         }
     }
 
-    /// A proposal has an outcome, or was lost: then it is proposed again after a pause.
-    pub fn proposed(&mut self, lane: Lane, members: &[MemberRef], outcome: Outcome<'_>, now: Tick) {
+    /// A proposal has an outcome, or was lost: then it is proposed again after a pause. `state` has the outcome's entry,
+    /// and this reign has followed that entry.
+    pub fn proposed(
+        &mut self,
+        lane: Lane,
+        members: &[MemberRef],
+        outcome: Outcome<'_>,
+        state: &State,
+        now: Tick,
+    ) {
         let Some(Ok(Reply::Verdicts(verdicts))) = outcome else {
             // Lost, or refused as a whole: then the term has moved on, and this one ends once the node hears of it.
             self.lanes.0.insert(lane, Busy::Until(now.after(RETRY_PAUSE)));
@@ -131,15 +139,12 @@ impl Reign {
                     group = %member.group, member = %member.member,
                     "static member did not return in time, its place is given up"
                 ),
-                (Lane::Silence, Ok(())) => self.table.silence_applied(member),
-                (Lane::Hear, Ok(())) => self.heard_again(member),
+                (Lane::Silence | Lane::Hear, Ok(())) => self.take_silence_over(member, state),
                 (lane, Err(rejection)) => {
                     if is_gone(rejection) {
                         self.end_membership(member);
-                    } else if lane == Lane::Hear {
-                        self.heard_again(member);
-                    } else if lane == Lane::Silence {
-                        self.table.silence_applied(member);
+                    } else if matches!(lane, Lane::Silence | Lane::Hear) {
+                        self.take_silence_over(member, state);
                     } else if lane == Lane::Reserve {
                         // It expires like any other then.
                         self.places.turn_away(member);
@@ -154,6 +159,18 @@ impl Reign {
                     Ok(()),
                 ) => {}
             }
+        }
+    }
+
+    /// Whether the log calls a member silent is read from the state, not from a verdict: later entries may have said
+    /// otherwise before the verdict was heard of.
+    fn take_silence_over(&mut self, member: &MemberRef, state: &State) {
+        match state.member(&member.group, &member.member) {
+            Ok((_, record)) if record.epoch == member.member_epoch => match record.silent {
+                Some(_) => self.table.silence_applied(member),
+                None => self.heard_again(member),
+            },
+            Ok(_) | Err(_) => self.end_membership(member),
         }
     }
 

@@ -103,7 +103,9 @@ impl Driver {
                 if let Err(error) = &outcome {
                     tracing::debug!(?lane, %error, "proposal was lost, it is proposed again");
                 }
-                reign.proposed(lane, &members, known(&outcome), now);
+                self.parts.raft.with_machine(|machine| {
+                    reign.proposed(lane, &members, known(&outcome), machine.state(), now);
+                });
             }
             Done::Planned { term, group, outcome } if term == reign.term => {
                 if let Err(error) = &outcome {

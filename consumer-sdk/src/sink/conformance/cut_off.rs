@@ -23,7 +23,8 @@ const WHOLE: u32 = 3;
 /// Time that the resource gets for what was sent, at most.
 const UNDER_WAY_MAX: Duration = Duration::from_millis(3);
 
-/// Cuts writes off at random steps. In turns the same writer finds out, and the next owner does, as after a death.
+/// Cuts writes off at each step, or at random ones where there are too many. In turns the same writer finds out, and the
+/// next owner does, as after a death.
 pub(super) async fn perform<S: Subject>(run: &Run<S>, partition: u32) -> Held {
     let processes = [run.subject.connect().await?, run.subject.connect().await?];
     let mut random = StdRng::seed_from_u64(run.options.seed);
@@ -41,19 +42,19 @@ pub(super) async fn perform<S: Subject>(run: &Run<S>, partition: u32) -> Held {
         return Ok(Verdict::Skipped("a write never waits for an answer"));
     }
     let (mut cut, mut takeovers, mut landed) = (0, 0_usize, 0);
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let one = rows(partition, value, next, 1);
-        let after = random.random_range(0..=steps);
+        let (in_turn, is_dead) = (round as usize / 2, round % 2 == 1);
+        let has_few = steps < ROUNDS as usize / 2;
+        let is_in_turn = has_few && in_turn <= steps;
+        let after = if is_in_turn { in_turn } else { random.random_range(0..=steps) };
         let under_way = random.random_range(Duration::ZERO..=UNDER_WAY_MAX);
         let (answer, _) = attempt(run, &mut writer, one, after, under_way).await;
         next = match answer {
             Some(answer) => known(&mut writer, one, answer).await?,
             None => {
                 cut += 1;
-                let found = if cut % 2 == 1 {
-                    let answer = write(run, &mut writer, one).await;
-                    known(&mut writer, one, answer).await?
-                } else {
+                let found = if is_dead {
                     value += 1;
                     takeovers += 1;
                     let process = &processes[takeovers % 2];
@@ -62,6 +63,9 @@ pub(super) async fn perform<S: Subject>(run: &Run<S>, partition: u32) -> Held {
                     let resumed;
                     (writer, resumed) = taken.await?;
                     resumed
+                } else {
+                    let answer = write(run, &mut writer, one).await;
+                    known(&mut writer, one, answer).await?
                 };
                 landed += u32::from(found == one.next);
                 found

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
-use tenure_core::Command;
 use tenure_core::command::{
     AcknowledgeAcquired, InstallTarget, JoinGroup, MovePartition, OperatorContext, SilentMember,
     TopicReport,
 };
+use tenure_core::{Command, Reply};
 use tenure_model::{
     Epoch, GroupEpoch, GroupSettings, LeaseSettings, ManualClock, MemberEpoch, Partition,
     PartitionIndex, Timestamp, TopicId,
@@ -13,7 +13,7 @@ use tenure_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::TICK;
-use super::super::leading::Proposal;
+use super::super::leading::{Lane, Proposal};
 use super::super::session::{Heartbeat, Open, Said, SessionId};
 use super::*;
 use crate::raft::{EntryContext, Machine as _};
@@ -321,6 +321,60 @@ fn silent_member_is_answered_once_the_log_says_that_it_was_heard() {
     assert!(matches!(ann.came().as_slice(), [Down::HeartbeatAnswer(_)]));
 }
 
+fn silence(rig: &mut Rig, reign: &mut Reign, ms: u64) {
+    reign.table.check(at(ms));
+    let members = reign.table.silence_to_log(at(ms));
+    assert_eq!(members.len(), 2);
+    rig.follow(reign, Command::MarkMembersSilent { term: Term(1), members }, at(ms));
+}
+
+fn hear(rig: &mut Rig, reign: &mut Reign, ms: u64) {
+    for name in ["ann", "bob"] {
+        beat(reign, name, ms, at(ms));
+    }
+    let members = reign.table.heard_to_log();
+    assert_eq!(members.len(), 2);
+    rig.follow(reign, Command::MarkMembersHeard { term: Term(1), members }, at(ms));
+}
+
+/// The verdict of a proposal that came through for ann, heard of only now.
+fn late_verdict(reign: &mut Reign, rig: &Rig, lane: Lane, ms: u64) {
+    let reply = Reply::Verdicts(vec![Ok(())]);
+    reign.proposed(lane, &[member("ann")], Some(Ok(&reply)), rig.machine.state(), at(ms));
+}
+
+#[test]
+fn late_verdict_on_a_silence_does_not_undo_that_the_member_was_heard_since() {
+    let mut rig = Rig::new();
+    let mut reign = rig.begin(at(0));
+    let _ends = ["ann", "bob"].map(|name| Ends::open(&mut reign, name, at(0)));
+    silence(&mut rig, &mut reign, 4_000);
+    hear(&mut rig, &mut reign, 4_500);
+    late_verdict(&mut reign, &rig, Lane::Silence, 4_600);
+    reign.table.check(at(8_500));
+    let silent = reign.table.silence_to_log(at(8_500));
+    assert_eq!(silent.len(), 2, "the log has to hear of it again: {silent:?}");
+}
+
+#[test]
+fn late_verdict_on_hearing_does_not_undo_a_silence_since() {
+    let mut rig = Rig::new();
+    let mut reign = rig.begin(at(0));
+    let mut ann = Ends::open(&mut reign, "ann", at(0));
+    let _bob = Ends::open(&mut reign, "bob", at(0));
+    confirm(&mut reign, &rig);
+    ann.came();
+    silence(&mut rig, &mut reign, 4_000);
+    hear(&mut rig, &mut reign, 4_500);
+    confirm(&mut reign, &rig);
+    ann.came();
+    silence(&mut rig, &mut reign, 8_500);
+    late_verdict(&mut reign, &rig, Lane::Hear, 8_600);
+    beat(&mut reign, "ann", 9_000, at(9_000));
+    confirm(&mut reign, &rig);
+    assert_eq!(ann.came(), [], "the log calls it silent: the next raft leader may expire it early");
+}
+
 #[test]
 fn revoke_is_pushed_and_its_remaining_drain_counts_from_the_receipt_that_is_answered() {
     let mut rig = Rig::new();
@@ -373,7 +427,7 @@ fn running_grant_that_heartbeats_leave_out_is_asked_for() {
     let _ann = Ends::open(&mut reign, "ann", at(0));
     confirm(&mut reign, &rig);
     let asks = |reign: &mut Reign, ms| {
-        let lane = super::super::leading::Lane::TakeBackUnserved;
+        let lane = Lane::TakeBackUnserved;
         reign.proposals(at(ms)).iter().any(|proposal| proposal.lane == lane)
     };
     let held = running(partition(), Epoch::FIRST);

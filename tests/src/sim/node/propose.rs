@@ -7,7 +7,7 @@ use tenure_core::Command;
 
 use super::super::log::Flight;
 use super::super::world::{Event, World};
-use super::{PATIENCE, Verdict, Waiter, address};
+use super::{Node, PATIENCE, Verdict, Waiter, address};
 
 impl World {
     /// Queues a command; commands of one entry are proposed together.
@@ -92,10 +92,11 @@ impl World {
             verdict.as_ref().ok().map(|(outcomes, position)| outcomes[*position].result.as_ref());
         match waiter {
             Waiter::Lane { term, lane, members } => {
-                if let Some(reign) = &mut self.nodes[node].reign
+                let Node { reign, machine, .. } = &mut self.nodes[node];
+                if let Some(reign) = reign
                     && reign.term.0 == term
                 {
-                    reign.proposed(lane, &members, known, now);
+                    reign.proposed(lane, &members, known, machine.state(), now);
                 }
                 self.follow(node);
             }

@@ -97,7 +97,8 @@ impl Rig {
             let batch = encode_batch(Timestamp(0), &[command]);
             let outcomes = self.machine.apply(at, &batch).unwrap();
             reign.follow(Index(self.index), outcomes[0].events.iter(), now);
-            reign.proposed(lane, &members, Some(outcomes[0].result.as_ref()), now);
+            let outcome = Some(outcomes[0].result.as_ref());
+            reign.proposed(lane, &members, outcome, self.machine.state(), now);
             reign.flush(self.machine.state(), now);
         }
     }

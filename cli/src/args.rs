@@ -263,9 +263,19 @@ pub(crate) struct ImportArgs {
     /// Topics to take over; repeat it for more.
     #[arg(long = "topic", required = true)]
     pub(crate) topics: Vec<String>,
-    /// The group of Tenure, with its offsets at the coordinator; refused while it has members. Default: the same name.
+    /// The group of Tenure; refused while it has members. Default: the same name.
     #[arg(long)]
     pub(crate) group: Option<String>,
+    /// The sink that keeps the group's offsets: postgres://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:PATH. Default: the
+    /// coordinator keeps them.
+    #[arg(long, value_name = "URL")]
+    pub(crate) home: Option<String>,
+    /// Name of that sink in the settings of the group's services. Default: postgres or sqlite.
+    #[arg(long, requires = "home")]
+    pub(crate) home_name: Option<String>,
+    /// Its fence table.
+    #[arg(long, requires = "home", default_value = "tenure_fence")]
+    pub(crate) home_table: String,
     /// Sets the offsets. A partition that has one already keeps it.
     #[arg(long)]
     pub(crate) apply: bool,

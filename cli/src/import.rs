@@ -3,6 +3,8 @@
 //! It joins the Tenure group as a member, is granted its partitions, and sets their first offsets under its epochs, as
 //! any owner would: no offset is ever set beside an owner.
 
+mod home;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +15,15 @@ use tenure_kafka::{GroupError, KafkaGroup, KafkaSettings, KafkaSource};
 use tenure_model::{GroupId, NextOffset, Partition, TopicName};
 use tenure_proto::v1;
 use tenure_sdk::Consumer;
-use tenure_sdk::consumer::{Lifecycle, LifecycleEvents};
+use tenure_sdk::consumer::{ConsumerBuilder, Lifecycle, LifecycleEvents};
+use tenure_sdk::session::ReleaseReason;
+use tenure_sdk::sink::FencedSink;
 use tenure_sdk::source::{
     Fetched, ReadAhead, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo,
 };
 use tokio::sync::mpsc;
 
+use self::home::Home;
 use crate::args::{ImportArgs, Output};
 use crate::operate::{Cluster, Ownership, call};
 use crate::output::{Table, line, optional};
@@ -46,6 +51,7 @@ pub(crate) async fn run(args: &ImportArgs) -> Result<(), Failure> {
     }
     let plan = read(&settings, &args.kafka_group, infos, args.apply).await?;
     refuse_members(args, &group).await?;
+    let home = Home::open(args).await?;
     if !args.apply {
         show(args, &plan, None);
         if args.query.output == Output::Table {
@@ -53,7 +59,7 @@ pub(crate) async fn run(args: &ImportArgs) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let done = import(args, group, topics, source, &plan).await?;
+    let done = import(args, group, topics, source, home, &plan).await?;
     show(args, &plan, Some(&done));
     Ok(())
 }
@@ -122,6 +128,7 @@ async fn import(
     group: GroupId,
     topics: Vec<TopicName>,
     kafka: KafkaSource,
+    home: Home,
     plan: &Plan,
 ) -> Result<Done, Failure> {
     let source = Arc::new(ImportSource {
@@ -136,24 +143,38 @@ async fn import(
         Arc::clone(&source) as Arc<dyn RecordSource>,
         args.query.coordinators.clone(),
     )
-    .client(format!("tenure import-kafka-group {}", args.kafka_group))
-    .build()
-    .map_err(|error| failed(&error))?;
+    .client(format!("tenure import-kafka-group {}", args.kafka_group));
+    let wanted: BTreeSet<(TopicName, u32)> = plan.partitions().collect();
+    match home {
+        Home::Coordinator => own_all(args, consumer, &source, &wanted).await,
+        Home::Postgres(sink) => own_all(args, consumer.home(*sink), &source, &wanted).await,
+        Home::Sqlite(sink) => own_all(args, consumer.home(*sink), &source, &wanted).await,
+    }
+}
+
+/// Owns each partition once, which sets its first offset at the home.
+async fn own_all<S: FencedSink>(
+    args: &ImportArgs,
+    consumer: ConsumerBuilder<S>,
+    source: &ImportSource,
+    wanted: &BTreeSet<(TopicName, u32)>,
+) -> Result<Done, Failure> {
+    let consumer = consumer.build().map_err(|error| failed(&error))?;
     let (stopper, events) = (consumer.stopper(), consumer.lifecycle());
     let run = tokio::spawn(consumer.run(|owned| async move {
-        let (input, _offsets) = owned.split();
+        let (input, _writer) = owned.split();
         input.ended().await;
         Ok(())
     }));
-    let wanted: BTreeSet<(TopicName, u32)> = plan.partitions().collect();
     let within = GRANTS_MAX + Duration::from_millis(args.query.timeout_ms);
-    let granted = tokio::time::timeout(within, all_granted(events, &source, &wanted)).await;
+    let granted = tokio::time::timeout(within, all_granted(events, source, wanted)).await;
     stopper.stop(LEAVE);
     let ended = run.await.map_err(|panic| failed(&panic))?;
     match (granted, ended) {
-        (Ok(Some(done)), _) => Ok(done),
+        (Ok(Granted::All(done)), _) => Ok(done),
+        (Ok(Granted::Refused(error)), _) => Err(failed(&error)),
         (_, Err(error)) => Err(failed(&error)),
-        (Ok(None) | Err(_), Ok(_)) => Err(Failure {
+        (Ok(Granted::Ended) | Err(_), Ok(_)) => Err(Failure {
             message: format!(
                 "not every partition was granted within {within:?}: look with `tenure partitions`, and repeat it; what was imported stays"
             ),
@@ -162,12 +183,21 @@ async fn import(
     }
 }
 
+/// How the wait for the partitions ended.
+enum Granted {
+    All(Done),
+    /// One cannot be taken, whoever tries.
+    Refused(String),
+    /// With the consumer.
+    Ended,
+}
+
 /// Waits until each partition was acquired, or is known to have nothing to import.
 async fn all_granted(
     mut events: LifecycleEvents,
     source: &ImportSource,
     wanted: &BTreeSet<(TopicName, u32)>,
-) -> Option<Done> {
+) -> Granted {
     let mut done = Done::new();
     while done.len() < wanted.len() {
         let look = tokio::time::timeout(Duration::from_millis(100), events.next()).await;
@@ -175,14 +205,20 @@ async fn all_granted(
             Ok(Some(Lifecycle::Acquired { topic, partition, resume, .. })) => {
                 done.insert((topic, partition.index.get()), Some(resume));
             }
-            Ok(None) => return None,
+            Ok(Some(Lifecycle::Released { reason, error, .. }))
+                if reason == ReleaseReason::AcquireFailed && !error.is_empty() =>
+            {
+                let text = "what was imported stays: put this right and repeat it";
+                return Granted::Refused(format!("{error}; {text}"));
+            }
+            Ok(None) => return Granted::Ended,
             Ok(Some(_)) | Err(_) => {}
         }
         for key in source.without.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             done.entry(key.clone()).or_insert(None);
         }
     }
-    Some(done)
+    Granted::All(done)
 }
 
 fn show(args: &ImportArgs, plan: &Plan, done: Option<&Done>) {

@@ -8,6 +8,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use tenure_kafka::{KafkaMirror, KafkaSettings, KafkaSource, MIRROR_METADATA};
 use tenure_model::{GroupId, LeaseSettings, TopicName};
 use tenure_sdk::Consumer;
+use tenure_sink_sqlite::{SqliteSettings, SqliteSink};
 use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
 
 use super::{Dev, LONGEST, read_on, said};
@@ -88,6 +89,69 @@ fn kafka_group_is_taken_over_once_it_is_empty_and_its_readers_go_on_from_there()
 }
 
 #[test]
+fn kafka_group_is_taken_over_into_the_sink_that_keeps_the_offsets() {
+    let Some(kafka) = require(Kafka::shared()) else { return };
+    let (dev, topic, group) = (Dev::start(), kafka.new_topic("home", 2), unique_name("old"));
+    kafka.produce(&topic, 0, &["a", "b", "c", "d"]);
+    kafka.produce(&topic, 1, &["e"]);
+    commit(kafka, &group, &topic, &[(0, 3)]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data.db");
+    let home = format!("sqlite:{}", file.display());
+    let import = ["import-kafka-group", &group, "--kafka", kafka.bootstrap(), "--topic", &topic];
+    let at_home = [&import[..], &["--home", &home]].concat();
+    let apply = [&at_home[..], &["--apply"]].concat();
+
+    let refused = |arguments: &[&str], code: i32, text: &str| {
+        let output = dev.run(arguments);
+        assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+        assert!(said(&output).contains(text), "{}", said(&output));
+    };
+    refused(&at_home, 1, "start the group's service once");
+    refused(&[&import[..], &["--home", "mysql://x"]].concat(), 2, "--home: give postgres://");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let sink = runtime.block_on(SqliteSink::open(&file, SqliteSettings::default())).unwrap();
+    refused(&apply, 1, "no such table");
+    runtime.block_on(sink.migrate()).unwrap();
+
+    let dry = dev.run(&at_home);
+    assert!(dry.status.success() && said(&dry).contains("nothing was changed"), "{}", said(&dry));
+    let table = rusqlite::Connection::open(&file).unwrap();
+    let offsets = || {
+        let query = "SELECT resource, next_offset FROM tenure_fence";
+        let mut rows = table.prepare(query).unwrap();
+        let read = rows.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)));
+        let found: BTreeMap<String, Option<i64>> = read.unwrap().map(Result::unwrap).collect();
+        found
+            .into_iter()
+            .map(|(name, next)| (name.rsplit('/').next().unwrap().to_owned(), next))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(offsets(), [], "a dry run registers nothing");
+
+    let member = client(kafka, &group);
+    member.subscribe(&[&topic]).unwrap();
+    let joined = wait_until(LONGEST, || {
+        drop(member.poll(std::time::Duration::from_millis(50)));
+        member.assignment().is_ok_and(|assigned| assigned.count() > 0)
+    });
+    assert!(joined, "the member of the Kafka group gets its partitions");
+    refused(&apply, 1, "has members");
+    member.unsubscribe();
+    drop(member);
+
+    let done = dev.run(&apply);
+    assert!(done.status.success(), "{}", said(&done));
+    let want = [("0".to_owned(), Some(3)), ("1".to_owned(), None)];
+    assert_eq!(offsets(), want, "what Kafka has, and nothing made up");
+    assert_eq!(dev.json(&["describe", &group])["group"]["home"], "sink");
+    let again = dev.json(&apply);
+    let result = &again["partitions"][0]["result"];
+    assert_eq!(result, "imported", "repeating it changes nothing: {again}");
+    refused(&[&import[..], &["--apply"]].concat(), 1, "home");
+}
+
+#[test]
 fn committed_offsets_are_copied_to_kafka_with_their_epoch() {
     let Some(kafka) = require(Kafka::shared()) else { return };
     let (dev, topic, copies) = (Dev::start(), kafka.new_topic("mirror", 2), unique_name("lag"));
@@ -115,6 +179,12 @@ fn committed_offsets_are_copied_to_kafka_with_their_epoch() {
     let copied = wait_until(LONGEST, || ends(&committed(kafka, &copies, &topic)) == [3, 1]);
     let found = committed(kafka, &copies, &topic);
     assert!(copied, "{found:?}");
+    let lags = || {
+        let listed = dev.json(&["partitions", "mirrored"]);
+        let lines = listed["partitions"].as_array().unwrap().iter();
+        lines.map(|line| line["lag"].as_u64()).collect::<Vec<_>>()
+    };
+    assert!(wait_until(LONGEST, || lags() == [Some(0), Some(0)]), "{:?}", lags());
     for (_, metadata) in found.values() {
         let epoch = metadata.strip_prefix(MIRROR_METADATA).unwrap_or_else(|| panic!("{found:?}"));
         assert!(epoch.parse::<u64>().unwrap() > 0);

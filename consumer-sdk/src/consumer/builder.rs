@@ -13,12 +13,13 @@ use tenure_model::{
     SettingsError, SinkSetting, Takeover, TopicName,
 };
 
-use super::{Consumer, Counters, ErrorPolicy, Parts, Settings, Warm};
+use super::policy::LettersAtHome;
+use super::{Consumer, Counters, DeadLetter, ErrorPolicy, Parts, Settings, Then, Warm};
 use crate::grant::Grant;
 use crate::lease::LeaseCheck;
 use crate::offsets::{COMMIT_INTERVAL, CoordinatorOffsets, OffsetMirror};
 use crate::session::SessionConfig;
-use crate::sink::{Enforcement, FencedSink, RegisterOnly};
+use crate::sink::{BoxError, Enforcement, FencedSink, RegisterOnly};
 use crate::source::{ReadAhead, RecordSource, ResetPolicy};
 
 /// Step of an acquire, before which the hook runs.
@@ -62,6 +63,16 @@ pub enum BuildError {
     /// Too many labels, or one that is too long.
     #[error("{0}: use at most {LABELS_MAX} labels of at most {NAME_BYTES_MAX} bytes")]
     Labels(String),
+    /// Dead letters are to go to the home, and nothing says how.
+    #[error(
+        "on_error is DeadLetterAtHome, but nothing writes them: set dead_letters_at_home after home"
+    )]
+    NoLetters,
+    /// Dead letters are to go to the home, which is the coordinator.
+    #[error(
+        "on_error is DeadLetterAtHome, but the offsets are at the coordinator: use dead_letter, or a sink as home"
+    )]
+    LettersWithoutSink,
     /// A return is promised, by nothing that would tell who returns.
     #[error("returning_within needs an instance id to return by: give one")]
     ReturnWithoutInstance,
@@ -97,6 +108,7 @@ pub struct ConsumerBuilder<S: FencedSink> {
     hook: Option<AcquireHook>,
     mirror: Option<Arc<dyn OffsetMirror>>,
     pattern: Option<String>,
+    letters: Option<LettersAtHome<S::Writer>>,
 }
 
 impl<S: FencedSink> fmt::Debug for ConsumerBuilder<S> {
@@ -130,6 +142,7 @@ impl ConsumerBuilder<CoordinatorOffsets> {
             hook: None,
             mirror: None,
             pattern: None,
+            letters: None,
         }
     }
 
@@ -159,6 +172,7 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             hook,
             mirror,
             pattern,
+            letters: _,
         } = self;
         ConsumerBuilder {
             home: sink,
@@ -172,7 +186,50 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             hook,
             mirror,
             pattern,
+            letters: None,
         }
+    }
+
+    /// Where failing records go with [`Then::DeadLetterAtHome`]: `put` gets the record and a writer of the home, writes
+    /// the letter, and moves the offset to `letter.record.next()`, both in one step of the sink. A crash in between then
+    /// does neither, and the letter is there once.
+    ///
+    /// It is called when the failing record is the first that the home does not have; records before it are handed out
+    /// one by one first. An error of it is tried again, with the policy's pauses and a new writer. To be set after
+    /// [`ConsumerBuilder::home`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use futures::FutureExt;
+    /// use tenure_sdk::consumer::{Backoff, Consumer, ErrorPolicy, Then};
+    /// use tenure_sdk::testing::{MemorySink, MemorySource};
+    /// # use tenure_sdk::model::{GroupId, TopicName};
+    /// # let (group, topics) = (GroupId::new("g").unwrap(), vec![TopicName::new("t").unwrap()]);
+    ///
+    /// let consumer = Consumer::builder(group, topics, Arc::new(MemorySource::new()), vec!["a:1".into()])
+    ///     .home(MemorySink::new("rows"))
+    ///     .on_error(ErrorPolicy::retry(2, Backoff::default()).then(Then::DeadLetterAtHome))
+    ///     .dead_letters_at_home(|letter, writer| {
+    ///         async move {
+    ///             let record = letter.record;
+    ///             let (at, next) = (record.offset, record.next());
+    ///             Ok(writer.write(&[record], at, next)?)
+    ///         }
+    ///         .boxed()
+    ///     })
+    ///     .build();
+    /// assert!(consumer.is_ok());
+    /// ```
+    #[must_use]
+    pub fn dead_letters_at_home<F>(mut self, put: F) -> Self
+    where
+        F: for<'a> Fn(DeadLetter, &'a mut S::Writer) -> BoxFuture<'a, Result<(), BoxError>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.letters = Some(Arc::new(put));
+        self
     }
 
     /// Adds a sink beside the home: fenced by epoch, holds no offset. They are registered in this order, the home last.
@@ -359,7 +416,16 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             hook,
             mirror,
             pattern,
+            letters,
         } = self;
+        if matches!(settings.on_error.then, Then::DeadLetterAtHome) {
+            if FencedSink::capabilities(&home).home == Home::Coordinator {
+                return Err(BuildError::LettersWithoutSink);
+            }
+            if letters.is_none() {
+                return Err(BuildError::NoLetters);
+            }
+        }
         if session.coordinators.is_empty() {
             return Err(BuildError::NoCoordinators);
         }
@@ -407,6 +473,7 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             grants,
             warm,
             mirror,
+            letters,
         };
         Ok(Consumer::new(parts, session, pattern))
     }

@@ -36,13 +36,15 @@ const ERROR_SHOWN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Failures {
     /// Without the home's offset having moved.
-    in_a_row: u32,
+    pub(super) in_a_row: u32,
     /// The home's offset at the last failure.
     at: Option<NextOffset>,
     /// Dead letters that the home's offset has not passed yet.
     pub(super) skipped: BTreeSet<NextOffset>,
     /// Records before it are handed out one at a time.
     pub(super) singly_before: NextOffset,
+    /// The home's offset when records were last handed out one by one to get to a failing one.
+    pub(super) led_up_from: Option<NextOffset>,
     /// The last error, and until when it is shown at least.
     error: Option<(String, Instant)>,
 }
@@ -54,6 +56,7 @@ impl Failures {
             at: None,
             skipped: BTreeSet::new(),
             singly_before: NextOffset::ZERO,
+            led_up_from: None,
             error: None,
         }
     }
@@ -139,7 +142,9 @@ impl<S: FencedSink> Service<'_, S> {
                 self.settle().await?;
                 return Err(self.park(&failure).await);
             }
-            (_, Then::Fail | Then::Park | Then::DeadLetter(_)) => self.settle().await?,
+            (_, Then::Fail | Then::Park | Then::DeadLetter(_) | Then::DeadLetterAtHome) => {
+                self.settle().await?;
+            }
         }
         // Only the home knows how far the handler came, and a new writer is needed anyway.
         let acquired = self.acquire_or_freeze(None).await?;
@@ -178,11 +183,16 @@ impl<S: FencedSink> Service<'_, S> {
                 (failures.in_a_row, failures.error) = (0, None);
                 Ok(ready)
             }
+            Then::DeadLetterAtHome => {
+                let ready = self.put_at_home(acquired, &failure, failures, delivered).await?;
+                failures.error = None;
+                Ok(ready)
+            }
         }
     }
 
     /// Commits what the failed run has done, and stops its commits and its records.
-    async fn settle(&self) -> Result<(), Closing> {
+    pub(super) async fn settle(&self) -> Result<(), Closing> {
         let settled = async {
             match self.tracker() {
                 Some(tracker) => tracker.settle().await,
@@ -203,7 +213,12 @@ impl<S: FencedSink> Service<'_, S> {
     }
 
     /// Waits while the grant lasts, with `error` shown.
-    async fn pause(&self, length: Duration, error: &str, failure: &Failure) -> Result<(), Closing> {
+    pub(super) async fn pause(
+        &self,
+        length: Duration,
+        error: &str,
+        failure: &Failure,
+    ) -> Result<(), Closing> {
         self.report(Phase::Running, Some(error.to_owned()));
         let until = Instant::now().checked_add(length.max(PAUSE_MIN));
         loop {
@@ -245,7 +260,7 @@ impl<S: FencedSink> Service<'_, S> {
     }
 
     /// Reads on until the record to blame: among those that the failed run had, and that the home does not have.
-    async fn failing_record(
+    pub(super) async fn failing_record(
         &self,
         ready: &mut Ready<S::Writer>,
         failure: &Failure,

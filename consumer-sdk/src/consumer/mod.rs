@@ -13,6 +13,7 @@ mod end;
 mod fault;
 mod input;
 mod inspect;
+mod letters;
 mod lifecycle;
 mod link;
 mod owned;
@@ -109,6 +110,7 @@ pub(crate) struct Parts<S: FencedSink> {
     pub(crate) grants: Arc<Grants>,
     pub(crate) warm: Warm,
     pub(crate) mirror: Option<Arc<dyn OffsetMirror>>,
+    pub(crate) letters: Option<policy::LettersAtHome<S::Writer>>,
 }
 
 /// Runs once for each owned partition.

@@ -91,6 +91,9 @@ pub enum Then {
     Park,
     /// The failing record goes to a function and is skipped.
     DeadLetter(DeadLetterSink),
+    /// The failing record goes to the home, in the step that moves the offset past it: see
+    /// [`ConsumerBuilder::dead_letters_at_home`](super::ConsumerBuilder::dead_letters_at_home).
+    DeadLetterAtHome,
 }
 
 impl Then {
@@ -113,6 +116,11 @@ impl Then {
         Self::DeadLetter(DeadLetterSink(Arc::new(move |letter| Box::pin(sink(letter)))))
     }
 }
+
+/// Writes a dead letter with the writer of the home, and moves the offset past it.
+pub(crate) type LettersAtHome<W> = std::sync::Arc<
+    dyn for<'a> Fn(DeadLetter, &'a mut W) -> BoxFuture<'a, Result<(), BoxError>> + Send + Sync,
+>;
 
 type DeadLetterFn = dyn Fn(DeadLetter) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync;
 

@@ -5,6 +5,7 @@ mod ends;
 mod errors;
 mod events;
 mod frozen;
+mod letters;
 mod offsets;
 mod patterns;
 mod progress;

@@ -37,6 +37,10 @@ macro_rules! counters {
 counters! {
     /// Records handed to handlers.
     records_delivered, add_records_delivered;
+    /// Records handed to a handler although this process had done them before: the offset of an earlier grant was not in,
+    /// or was moved back by an operator. Known with the offsets at the coordinator only; a rewind by the handler itself
+    /// does not count.
+    handled_twice, add_handled_twice;
     /// Offsets committed at the coordinator.
     commits, add_commits;
     /// Offset commits that this process refused itself, because its lease had ended: nothing was sent.

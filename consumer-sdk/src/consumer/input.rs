@@ -75,6 +75,8 @@ pub struct Input {
     pub(super) epoch: Epoch,
     /// Nothing before it is delivered: a stream that was opened early may still hold some.
     pub(super) resume: NextOffset,
+    /// Records before it were done already, by this process.
+    pub(super) done_before: NextOffset,
     /// Records that may be delivered one by one before the tracker is asked again.
     pub(super) room: usize,
     /// Delivered one by one and not counted yet: the counters are everybody's.
@@ -307,6 +309,10 @@ impl Input {
         self.control.set_holds_records(true);
         if self.control.is_loading() {
             self.control.set_loading(false);
+        }
+        if records.first().is_some_and(|first| first.offset < self.done_before) {
+            let again = records.iter().take_while(|record| record.offset < self.done_before);
+            self.counters.add_handled_twice(again.count());
         }
         if let Some(tracker) = &self.tracker {
             tracker.delivered(records);

@@ -213,6 +213,7 @@ impl<S: FencedSink> Service<'_, S> {
             partition,
             epoch,
             resume,
+            done_before: parts.offsets.done_before(partition),
             room: 0,
             uncounted: 0,
         };

@@ -97,6 +97,8 @@ struct Shared {
     link: RwLock<Option<Arc<dyn Link>>>,
     /// Written by the task of each grant, read by it and by the run loop.
     trackers: DashMap<(Partition, Epoch), Arc<Tracker>>,
+    /// Everything before it was done by this process, under grants that are over.
+    done: DashMap<Partition, NextOffset>,
     counters: Arc<Counters>,
     commit_interval: Duration,
     mirror: RwLock<Option<Arc<dyn OffsetMirror>>>,
@@ -115,6 +117,7 @@ impl CoordinatorOffsets {
         let shared = Shared {
             link: RwLock::new(None),
             trackers: DashMap::new(),
+            done: DashMap::new(),
             counters,
             commit_interval,
             mirror: RwLock::new(None),
@@ -143,7 +146,16 @@ impl CoordinatorOffsets {
     pub(crate) fn forget(&self, partition: Partition, epoch: Epoch) {
         if let Some((_, tracker)) = self.shared.trackers.remove(&(partition, epoch)) {
             tracker.close();
+            if let Some(low_water) = tracker.low_water() {
+                let mut done = self.shared.done.entry(partition).or_insert(low_water);
+                *done = low_water.max(*done);
+            }
         }
+    }
+
+    /// Everything before it was done by this process under grants that are over.
+    pub(crate) fn done_before(&self, partition: Partition) -> NextOffset {
+        self.shared.done.get(&partition).map_or(NextOffset::ZERO, |done| *done)
     }
 }
 
@@ -183,6 +195,10 @@ impl FencedSink for CoordinatorOffsets {
         let key = (grant.partition, grant.epoch);
         self.shared.trackers.insert(key, Arc::clone(&tracker));
         if let Some(before) = before {
+            if before.state().rewound {
+                // Wanted.
+                self.shared.done.remove(&grant.partition);
+            }
             before.close();
         }
         Ok(Registered { writer: OffsetWriter { tracker }, displaced: None })

@@ -45,7 +45,7 @@ pub(super) struct State {
     flush_wanted: bool,
     started: bool,
     /// The offset was moved by name: nothing that this run of the handler still reads moves it.
-    rewound: bool,
+    pub(super) rewound: bool,
     closed: bool,
 }
 

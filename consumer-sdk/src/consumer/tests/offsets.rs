@@ -4,6 +4,7 @@ use tenure_model::RequestId;
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::session::LostCause;
 use crate::source::Record;
 
 /// Parts of an owned partition, in the hands of the test. The handler waits until its partition ends.
@@ -461,4 +462,49 @@ async fn release_without_metadata_takes_the_last_offset_along_without_a_commit()
     offsets.done(&got[0]);
     end.send(()).unwrap();
     bench.coordinator.logged("release 0 e1 Revoked at 1").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_that_this_process_had_done_are_counted_when_they_come_again() {
+    let bench = Bench::new(1);
+    bench.append(0, 5);
+    let (handler, mut taken) = handing_over();
+    let consumer = bench.builder().build().unwrap();
+    let counters = consumer.counters();
+    let _run = bench.run(consumer, handler).await;
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    let (mut input, mut offsets) = owned.split();
+    let got = records(&mut input, 5).await;
+    offsets.done(&got[0]);
+    offsets.flush().await.unwrap();
+    // Two more are done, one is in hand, and the coordinator learns of none of them.
+    bench.coordinator.set_answers(false);
+    offsets.done_before(got[2].next());
+    bench.coordinator.logged("commit 0 e1 #3 3: unanswered").await;
+    bench.coordinator.lose(&bench.member, bench.partitions[0], epoch, LostCause::LeaseEnded);
+    assert!(!input.ended().await.may_commit());
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e1").await;
+    bench.coordinator.set_answers(true);
+    assert_eq!(counters.handled_twice(), 0);
+
+    let (epoch, _lease) = bench.grant(0);
+    let (owned, end) = taken.recv().await.unwrap();
+    assert_eq!(owned.resume().get(), 1);
+    let (mut input, mut offsets) = owned.split();
+    records(&mut input, 4).await;
+    assert_eq!(counters.handled_twice(), 2, "1 and 2; nobody had done 3 and 4");
+    offsets.commit(NextOffset::new(5).unwrap()).await.unwrap();
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
+    input.ended().await;
+    end.send(()).unwrap();
+    bench.coordinator.logged("release 0 e2").await;
+
+    bench.append(0, 1);
+    bench.grant(0);
+    let (owned, _end) = taken.recv().await.unwrap();
+    let (mut input, _offsets) = owned.split();
+    assert_eq!(records(&mut input, 1).await[0].offset.get(), 5);
+    assert_eq!(counters.handled_twice(), 2, "a grant that goes on counts nothing");
 }

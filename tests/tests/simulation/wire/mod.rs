@@ -11,6 +11,7 @@
 mod controls;
 mod line;
 mod member;
+mod outages;
 mod process;
 mod scenes;
 mod shared;
@@ -61,6 +62,22 @@ fn sessions_that_break_in_the_middle_of_answers_go_on_and_nothing_happens_twice(
 #[test]
 fn node_that_comes_back_at_another_address_is_found_by_its_name() {
     holds(Scene::Moved);
+}
+
+#[test]
+fn outage_of_four_tenths_of_a_ttl_costs_nobody_a_grant_l06() {
+    holds(Scene::ShortOutages);
+}
+
+#[test]
+fn outage_longer_than_a_ttl_ends_every_lease_first_at_its_member_and_what_comes_back_is_renewed_l06_l11()
+ {
+    holds(Scene::LongOutages);
+}
+
+#[test]
+fn member_without_partitions_stays_for_three_ttls_and_takes_over_what_is_freed_l12() {
+    holds(Scene::Idle);
 }
 
 #[test]

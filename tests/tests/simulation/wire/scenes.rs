@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::member::{Shape, group};
+use super::outages;
 use super::shared::{End, Keepalive, LineRecord};
 use super::world::{
     CALM, CLIENT_PORT, NODE_KEEPALIVE, NODES, Plan, RAFT_PORT, World, boxed, client_address,
@@ -25,12 +26,18 @@ pub(super) enum Scene {
     Broken,
     /// A node that falls and comes back on another host.
     Moved,
+    /// A coordinator out of reach for less than a ttl.
+    ShortOutages,
+    /// A coordinator out of reach for more than a ttl.
+    LongOutages,
+    /// A member that owns nothing.
+    Idle,
     /// All of it at random.
     Storm,
 }
 
 impl Scene {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Redirect,
         Self::HalfOpen,
         Self::HalfOpenWithoutClientPings,
@@ -38,6 +45,9 @@ impl Scene {
         Self::OneWay,
         Self::Broken,
         Self::Moved,
+        Self::ShortOutages,
+        Self::LongOutages,
+        Self::Idle,
         Self::Storm,
     ];
 
@@ -50,6 +60,9 @@ impl Scene {
             Self::OneWay => "one-way",
             Self::Broken => "broken",
             Self::Moved => "moved",
+            Self::ShortOutages => "short-outages",
+            Self::LongOutages => "long-outages",
+            Self::Idle => "idle",
             Self::Storm => "storm",
         }
     }
@@ -75,6 +88,9 @@ impl Scene {
             Self::OneWay => one_way(plan),
             Self::Broken => broken(plan),
             Self::Moved => moved(plan),
+            Self::ShortOutages => outages::short_outages(plan),
+            Self::LongOutages => outages::long_outages(plan),
+            Self::Idle => outages::idle_member(plan),
             Self::Storm => super::storm::storm(plan),
         }
     }
@@ -134,7 +150,7 @@ fn redirect(plan: Plan) -> World {
 const GAP_MAX: Duration = Duration::from_secs(4);
 
 /// No member lost anything, and nobody was refused.
-fn assert_undisturbed(world: &World) {
+pub(super) fn assert_undisturbed(world: &World) {
     world.told(|told| {
         for (name, seat) in &told.members {
             assert_eq!(seat.memberships.len(), 1, "{name} joined more than once");
@@ -144,7 +160,7 @@ fn assert_undisturbed(world: &World) {
 }
 
 /// What a step, the latency and the order of hosts may add to a bound.
-const SLACK: Duration = Duration::from_millis(100);
+pub(super) const SLACK: Duration = Duration::from_millis(100);
 
 /// Pause and wait of the pings on connections between nodes.
 const RAFT_KEEPALIVE: Duration = Duration::from_secs(1);

@@ -341,6 +341,12 @@ impl World {
         });
     }
 
+    /// The member is gone at once, without a word.
+    pub(super) fn crash_member(&mut self, name: &str) {
+        self.say(&format!("{name} falls"));
+        self.sim.crash(name);
+    }
+
     /// Whether every partition is owned, runs, and is held by the member that the raft leader takes for its owner.
     pub(super) fn is_settled(&self) -> bool {
         let wanted = self.plan.shape.partitions as usize;
@@ -361,7 +367,7 @@ impl World {
     }
 
     /// Whether all members that were started have their share.
-    fn is_even(&self) -> bool {
+    pub(super) fn is_even(&self) -> bool {
         let counts = self.told(|told| {
             told.members.values().map(|seat| seat.held.len() as u64).collect::<Vec<_>>()
         });

@@ -118,6 +118,7 @@ fn status_json(response: &v1::ClusterStatusResponse) -> Value {
         "feature_level": response.feature_level,
         "digest_agreed": response.digest_agreed,
         "epoch_counter": response.epoch_counter,
+        "epoch_seen": Some(response.epoch_seen).filter(|seen| *seen > 0),
         "nodes": nodes.collect::<Vec<_>>(),
     })
 }
@@ -148,6 +149,14 @@ fn status_table(response: &v1::ClusterStatusResponse) {
         index => format!("as the majority's at {index}"),
     };
     line(format_args!("feature level {}  state {agreed}", response.feature_level));
+    if response.epoch_seen > 0 {
+        line(format_args!(
+            "EPOCH ABOVE THE COUNTER: a sink has seen e{seen}, this cluster has given none above e{}: it has lost \
+             history; raise the floor with `tenure raise-epoch-floor {seen} --reason TEXT`",
+            response.epoch_counter,
+            seen = response.epoch_seen,
+        ));
+    }
     let mut table = Table::new(&[
         "NODE",
         "ROLE",

@@ -8,6 +8,7 @@ mod grpc;
 mod in_place;
 #[doc(hidden)]
 pub mod lease;
+mod lost;
 pub mod machine;
 mod node;
 mod past;

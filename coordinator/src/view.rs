@@ -11,6 +11,7 @@ use tenure_model::{GroupId, InstanceId, MemberId, Partition, SINK_ERROR_PREFIX, 
 use tenure_proto::convert::{group_settings_to_wire, partition_to_wire};
 use tenure_proto::v1;
 
+use crate::lost;
 use crate::soft::{Beats, Held, Phase};
 
 /// What the raft leader heard of members, as of `now`; empty elsewhere.
@@ -68,7 +69,13 @@ pub(crate) fn describe_group(
     let partitions: Vec<v1::PartitionInfo> = group
         .partitions
         .iter()
-        .map(|(partition, found)| partition_info(id, group, *partition, found, heard))
+        .map(|(partition, found)| {
+            let mut info = partition_info(id, group, *partition, found, heard);
+            if let Some(seen) = lost::seen_above(state, found) {
+                info.cause = format!("{}; {}", lost::advice(state, seen), info.cause);
+            }
+            info
+        })
         .collect();
     let standing = partitions.iter().filter(|found| found.not_advancing).count();
     let topics = group.topics.iter().map(|(topic_id, topic)| v1::TopicInfo {

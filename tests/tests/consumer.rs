@@ -9,7 +9,9 @@ use std::time::Duration;
 use tenure_coordinator::{Node, NodeSettings};
 use tenure_model::{GroupId, LeaseSettings, MemberId, NextOffset, Partition, RequestId, TopicName};
 use tenure_proto::v1;
+use tenure_proto::v1::cluster_client::ClusterClient;
 use tenure_proto::v1::operator_client::OperatorClient;
+use tenure_proto::v1::ownership_client::OwnershipClient;
 use tenure_sdk::consumer::{
     Backoff, ConsumerError, Counters, ErrorPolicy, Preparation, Stopped, Then,
 };
@@ -479,10 +481,43 @@ async fn sink_that_remembers_a_lost_cluster_refuses_the_new_one_until_the_epoch_
     assert_eq!(bob.counters.acquired(), 0);
     let seen = rig.node.raft().with_machine(|machine| machine.state().epoch_counter);
     assert!(seen < 1_000, "{seen} epochs: a refused grant is given again and again");
-    raise_floor(&rig, 40_000 + u64::from(PARTITIONS)).await;
+    // Whoever looks is told what has happened and what to do; each partition names what its own fence has seen.
+    let highest = 40_000 + u64::from(PARTITIONS);
+    let steps = |seen: u64| {
+        let told = format!("epoch above the counter: a sink has seen e{seen}, ");
+        (told, format!("`tenure raise-epoch-floor {seen}`"))
+    };
+    for seen in 40_001..=highest {
+        let (told, step) = steps(seen);
+        let is_told = |cause: &String| cause.starts_with(&told) && cause.contains(&step);
+        let started = Instant::now();
+        while !causes(&rig).await.iter().any(is_told) {
+            assert!(started.elapsed() < LONGEST, "e{seen}: {:?}", causes(&rig).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert_eq!(status(&rig).await.epoch_seen, highest);
+    raise_floor(&rig, highest).await;
     until("rows of the new cluster", || rig.rows(&sink).concat().len() == 80).await;
+    assert_eq!(status(&rig).await.epoch_seen, 0);
+    let causes = causes(&rig).await;
+    assert!(causes.iter().all(|cause| !cause.contains("above the counter")), "{causes:?}");
     bob.stop().await;
     rig.node.shutdown().await;
+}
+
+async fn status(rig: &Rig) -> v1::ClusterStatusResponse {
+    let address = format!("http://{}", rig.node.client_address());
+    let mut cluster = ClusterClient::connect(address).await.unwrap();
+    cluster.status(v1::ClusterStatusRequest { local: false }).await.unwrap().into_inner()
+}
+
+async fn causes(rig: &Rig) -> Vec<String> {
+    let address = format!("http://{}", rig.node.client_address());
+    let mut ownership = OwnershipClient::connect(address).await.unwrap();
+    let request = v1::DescribeGroupRequest { group: rig.group.to_string() };
+    let described = ownership.describe_group(request).await.unwrap().into_inner();
+    described.partitions.into_iter().map(|partition| partition.cause).collect()
 }
 
 async fn raise_floor(rig: &Rig, floor: u64) {

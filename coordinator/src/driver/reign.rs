@@ -22,6 +22,7 @@ use super::session::{Heartbeat, Session, SessionId};
 use super::settle::Settling;
 use super::standing::Standing;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
+use crate::lost;
 use crate::machine::GroupMachine;
 use crate::settings::NodeSettings;
 use crate::soft::{Beat, Beats, Held};
@@ -55,6 +56,8 @@ pub struct Reign {
     pub(super) is_confirming: bool,
     pub(super) places: Places,
     has_said_exhausted: bool,
+    /// The highest epoch above the counter that was said in the log.
+    said_seen: Option<Epoch>,
     pub(super) unserved: Unserved,
     standing: Standing,
     pub(super) settings: Arc<NodeSettings>,
@@ -94,6 +97,7 @@ impl Reign {
             is_confirming: false,
             places: Places::default(),
             has_said_exhausted: false,
+            said_seen: None,
             unserved: Unserved::default(),
             standing: Standing::new(deadlines.not_advancing_ms),
             settings,
@@ -233,6 +237,15 @@ impl Reign {
         self.has_new_plans = true;
     }
 
+    /// Says that history is lost: once, and again for a higher epoch.
+    fn say_lost(&mut self, state: &State, group: &GroupId, partition: Partition, seen: Epoch) {
+        if self.said_seen < Some(seen) {
+            self.said_seen = Some(seen);
+            let advice = lost::advice(state, seen);
+            tracing::error!(%group, %partition, %seen, counter = state.epoch_counter, "{advice}");
+        }
+    }
+
     /// Brings timers and plans up to the state, and tells members of their new assignments.
     pub fn flush(&mut self, state: &State, now: Tick) {
         let changed = std::mem::take(&mut self.changed);
@@ -244,9 +257,16 @@ impl Reign {
         }
         if std::mem::take(&mut self.is_rebuilt) {
             self.timers.follow(state, now);
+            if let Some((group, partition, seen)) = lost::highest(state) {
+                self.say_lost(state, group, partition, seen);
+            }
         } else {
             for (group, partition) in &changed {
                 self.timers.follow_partition(state, group, *partition, now);
+                let found = state.partition(group, *partition).ok();
+                if let Some(seen) = found.and_then(|found| lost::seen_above(state, found)) {
+                    self.say_lost(state, group, *partition, seen);
+                }
             }
         }
         if std::mem::take(&mut self.has_new_plans) {

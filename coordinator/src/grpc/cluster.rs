@@ -8,6 +8,7 @@ use tonic::{Request, Response, Status};
 
 use super::refusal::Refusal;
 use super::{Services, edge};
+use crate::lost;
 use crate::raft::{ChangeError, NodeAddresses, NodeId, NodeStatus, RaftStatus};
 
 /// How long a change may take until it is answered. Below the patience of a client, so that it hears the reason.
@@ -83,6 +84,7 @@ impl v1::cluster_server::Cluster for Services {
             wire.feature_level = machine.state().level.0;
             wire.digest_agreed = machine.digests().agreed().0;
             wire.epoch_counter = machine.state().epoch_counter;
+            wire.epoch_seen = lost::highest(machine.state()).map_or(0, |(_, _, epoch)| epoch.get());
         });
         let reports = self.0.reports.borrow();
         for node in &mut wire.nodes {
@@ -146,6 +148,7 @@ fn status_to_wire(cluster: String, status: &RaftStatus) -> v1::ClusterStatusResp
         feature_level: 0,
         digest_agreed: 0,
         epoch_counter: 0,
+        epoch_seen: 0,
     }
 }
 

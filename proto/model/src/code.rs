@@ -2,8 +2,22 @@
 
 use std::fmt;
 
+use crate::Epoch;
+
 /// How the error of an acquire begins that a sink stood in the way of; the sink's name follows.
 pub const SINK_ERROR_PREFIX: &str = "sink ";
+
+/// What stands before the epoch that a fence has seen, in the text of the error that says so.
+pub const SEEN_EPOCH_MARK: &str = "current is ";
+
+/// The epoch that a sink has seen, as the error of a refused acquire tells it; nothing: it is not such an error.
+#[must_use]
+pub fn seen_epoch(error: &str) -> Option<Epoch> {
+    let said = error.strip_prefix(SINK_ERROR_PREFIX)?;
+    let (_, seen) = said.rsplit_once(SEEN_EPOCH_MARK)?;
+    let digits: &str = seen.strip_prefix('e')?.split(|next: char| !next.is_ascii_digit()).next()?;
+    Epoch::new(digits.parse().ok()?).ok()
+}
 
 /// May the caller try again, and did anything happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +159,30 @@ impl fmt::Display for ErrorCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn epoch_that_a_sink_has_seen_is_read_from_its_error_and_from_no_other() {
+        let seen = |text| seen_epoch(text).map(Epoch::get);
+        assert_eq!(
+            seen("sink rows: fenced: given e1, current is e40001: stop writing"),
+            Some(40_001)
+        );
+        assert_eq!(
+            seen("sink current is e5: fenced: given e1, current is e7"),
+            Some(7),
+            "the last"
+        );
+        for other in [
+            "fenced: given e1, current is e40001: stop writing",
+            "verify: current is e9",
+            "sink rows: fenced: given e1, current is not known: stop writing",
+            "sink rows: current is e",
+            "sink rows: current is e99999999999999999999",
+            "sink rows: connection refused",
+        ] {
+            assert_eq!(seen(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn every_code_reads_back_what_it_prints() {

@@ -16,7 +16,7 @@ mod time;
 mod topic;
 mod version;
 
-pub use code::{ErrorCode, RetryClass, SINK_ERROR_PREFIX};
+pub use code::{ErrorCode, RetryClass, SEEN_EPOCH_MARK, SINK_ERROR_PREFIX, seen_epoch};
 pub use epoch::{Epoch, EpochError, GroupEpoch, Index, MemberEpoch, Term};
 pub use id::{GroupId, InstanceId, LabelName, MemberId, NameError, RequestId};
 pub use offset::{CommitSequence, NextOffset, OffsetError};

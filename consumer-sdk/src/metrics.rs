@@ -37,6 +37,10 @@ pub(crate) const PARTITIONS_OWNED: &str = "tenure_consumer_partitions_owned";
 const READY: &str = "tenure_consumer_ready";
 /// Longest time for which a running partition stands still: its handler holds records, or some wait for it.
 const STILL_SECONDS: &str = "tenure_consumer_still_seconds";
+/// Records between the position of a partition and its end, as the source last heard it: of the partition with the most.
+const LAG_MAX_RECORDS: &str = "tenure_consumer_lag_max_records";
+/// The same of all partitions together.
+const LAG_RECORDS: &str = "tenure_consumer_lag_records";
 /// From a grant to the first delivery: registering, verifying, resuming, opening.
 pub(crate) const ACQUIRE_SECONDS: &str = "tenure_consumer_acquire_duration_seconds";
 /// From a revoke until its handler has ended and the source is closed.
@@ -46,8 +50,8 @@ pub(crate) const DRAIN_SECONDS: &str = "tenure_consumer_drain_duration_seconds";
 #[must_use]
 pub fn all() -> Vec<Metric> {
     let counters = Counters::METRICS.iter().map(|name| Metric { name, kind: Kind::Counter });
-    let gauges =
-        [PARTITIONS_OWNED, READY, STILL_SECONDS].map(|name| Metric { name, kind: Kind::Gauge });
+    let gauges = [PARTITIONS_OWNED, READY, STILL_SECONDS, LAG_MAX_RECORDS, LAG_RECORDS]
+        .map(|name| Metric { name, kind: Kind::Gauge });
     let histograms =
         [ACQUIRE_SECONDS, DRAIN_SECONDS].map(|name| Metric { name, kind: Kind::Histogram });
     counters.chain(gauges).chain(histograms).collect()
@@ -61,6 +65,17 @@ fn publish(counters: &Counters, grants: &Grants, link: &Weak<dyn Link>) {
     let is_ready = link.upgrade().is_some_and(|link| link.is_ready());
     metrics::gauge!(READY).set(f64::from(u8::from(is_ready)));
     metrics::gauge!(STILL_SECONDS).set(grants.still_max().as_secs_f64());
+    // Nothing for a source that does not tell: 0 would be a claim.
+    if let Some((max, sum)) = grants.lags() {
+        metrics::gauge!(LAG_MAX_RECORDS).set(rounded(max));
+        metrics::gauge!(LAG_RECORDS).set(rounded(sum));
+    }
+}
+
+/// As the facade wants it; exact up to 2^53.
+#[allow(clippy::cast_precision_loss, reason = "a lag of more than 2^53 records need not be exact")]
+const fn rounded(count: u64) -> f64 {
+    count as f64
 }
 
 /// Hands over every second; never ends by itself. Dropped, it hands over once more.

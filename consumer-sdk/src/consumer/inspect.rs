@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_model::{Epoch, Partition};
+use tenure_model::{Epoch, NextOffset, Partition};
 use tokio::time::Instant;
 
 use super::end::{Control, End};
@@ -18,7 +19,11 @@ const STILL_SHOWN: Duration = Duration::from_secs(5);
 
 /// Grants at work; written by their tasks, read by whoever dumps them.
 #[derive(Default)]
-pub(crate) struct Grants(Mutex<BTreeMap<(Partition, Epoch), Seen>>);
+pub(crate) struct Grants {
+    seen: Mutex<BTreeMap<(Partition, Epoch), Seen>>,
+    /// The source has told the end of a partition.
+    tells_ends: AtomicBool,
+}
 
 struct Seen {
     grant: Grant,
@@ -27,9 +32,16 @@ struct Seen {
     error: Option<String>,
     /// When its position last moved, or its handler had nothing to do.
     went_on_at: Instant,
+    /// End of its partition, as the source last heard it.
+    end_offset: Option<NextOffset>,
 }
 
 impl Seen {
+    /// Records between its position and the end of its partition.
+    fn lag(&self) -> Option<u64> {
+        Some(self.end_offset?.get().saturating_sub(self.control.position().get()))
+    }
+
     /// How long it has stood still.
     fn still(&self) -> Duration {
         match self.phase {
@@ -43,7 +55,7 @@ impl Seen {
 
 impl Grants {
     fn seen(&self) -> MutexGuard<'_, BTreeMap<(Partition, Epoch), Seen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn begin(&self, grant: &Grant, control: &Arc<Control>) {
@@ -53,6 +65,7 @@ impl Grants {
             phase: Phase::Registering,
             error: None,
             went_on_at: Instant::now(),
+            end_offset: None,
         };
         self.seen().insert((grant.partition, grant.epoch), seen);
     }
@@ -67,11 +80,28 @@ impl Grants {
         }
     }
 
-    /// Notes that a running grant goes on.
-    pub(super) fn note_going_on(&self, grant: &Grant) {
+    /// Notes whether a running grant goes on, and where its partition ends.
+    pub(super) fn note_progress(
+        &self,
+        grant: &Grant,
+        goes_on: bool,
+        end_offset: Option<NextOffset>,
+    ) {
         if let Some(seen) = self.seen().get_mut(&(grant.partition, grant.epoch)) {
-            seen.went_on_at = Instant::now();
+            seen.end_offset = end_offset;
+            self.tells_ends.fetch_or(end_offset.is_some(), Ordering::Relaxed);
+            if goes_on {
+                seen.went_on_at = Instant::now();
+            }
         }
+    }
+
+    /// The largest lag of a grant, and that of all together; nothing from a source that tells no ends.
+    pub(crate) fn lags(&self) -> Option<(u64, u64)> {
+        let seen = self.seen();
+        let lags = seen.values().filter_map(Seen::lag);
+        let both = lags.fold((0, 0_u64), |(max, sum), lag| (lag.max(max), sum.saturating_add(lag)));
+        self.tells_ends.load(Ordering::Relaxed).then_some(both)
     }
 
     /// The longest time for which a running grant has stood still.
@@ -111,7 +141,8 @@ impl Inspector {
         // Writing to a String cannot fail.
         let _written = writeln!(text, "consumer: {ready}, {} partitions", self.grants.count());
         for seen in self.grants.seen().values() {
-            let Seen { grant, control, phase, error, went_on_at: _ } = seen;
+            let Seen { grant, control, phase, error, went_on_at: _, end_offset: _ } = seen;
+            let lag = seen.lag().map_or_else(String::new, |lag| format!(", lag {lag}"));
             let still = match seen.still() {
                 length if length >= STILL_SHOWN => format!(", still for {length:?}"),
                 _ => String::new(),
@@ -124,7 +155,7 @@ impl Inspector {
             };
             let _written = writeln!(
                 text,
-                "  {}/{} {} handoff {}: {phase:?}{end}, position {}{still}, lease {:?}{}",
+                "  {}/{} {} handoff {}: {phase:?}{end}, position {}{still}{lag}, lease {:?}{}",
                 grant.topic,
                 grant.partition.index,
                 grant.epoch,

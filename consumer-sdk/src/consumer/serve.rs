@@ -170,18 +170,17 @@ impl<S: FencedSink> Service<'_, S> {
 
     /// Tells how far the handler is, and whether it has anything to do.
     fn report_progress(&self, error: Option<String>) {
+        let Grant { partition, epoch, .. } = *self.grant;
+        let end_offset = self.running.parts.source.end_offset(partition);
         if self.control.is_loading() {
+            self.running.parts.grants.note_progress(self.grant, true, end_offset);
             return self.report(Phase::Resuming, error);
         }
         self.report(Phase::Running, error);
-        let Grant { partition, epoch, .. } = *self.grant;
         let position = self.control.position();
-        let end_offset = self.running.parts.source.end_offset(partition);
         let is_idle = !self.control.holds_records() && end_offset.is_none_or(|end| end <= position);
-        let has_moved = self.control.take_moved();
-        if is_idle || has_moved {
-            self.running.parts.grants.note_going_on(self.grant);
-        }
+        let goes_on = self.control.take_moved() || is_idle;
+        self.running.parts.grants.note_progress(self.grant, goes_on, end_offset);
         self.running.link.progress(partition, epoch, Progress { position, end_offset, is_idle });
     }
 

@@ -189,7 +189,10 @@ async fn dump_shows_each_partition_and_its_error_while_the_consumer_runs() {
     let dump = inspector.dump();
     let line = |start: &str| dump.lines().find(|line| line.starts_with(start)).unwrap_or_default();
     assert!(dump.starts_with("consumer: ready, 2 partitions\n"), "{dump}");
-    assert!(line("  t/0 e2 handoff 2: Running, position 3, lease ").ends_with('s'), "{dump}");
+    assert!(
+        line("  t/0 e2 handoff 2: Running, position 3, lag 0, lease ").ends_with('s'),
+        "{dump}"
+    );
     assert!(
         line("  t/1 e3 handoff 3: Running").contains("error: frozen: the home has no"),
         "{dump}"

@@ -3,7 +3,7 @@
 use tokio::sync::Notify;
 
 use super::*;
-use crate::session::Progress;
+use crate::session::{LostCause, Progress};
 
 /// What the coordinator was last told of partition 0.
 fn told(bench: &Bench) -> Progress {
@@ -73,6 +73,7 @@ async fn handler_that_never_asks_is_not_idle_while_records_wait() {
     tokio::time::sleep(SECOND * 20).await;
     let dump = inspector.dump();
     assert!(dump.contains(", position 0, still for 2"), "{dump}");
+    assert!(dump.contains("s, lag 1, lease"), "{dump}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,7 +100,7 @@ async fn handler_that_loads_is_shown_as_loading_until_it_takes_a_record() {
     bench.coordinator.logged("phase 0 e1 Resuming").await;
     tokio::time::sleep(SECOND * 20).await;
     let dump = inspector.dump();
-    assert!(dump.contains("e1 handoff 1: Resuming, position 0, lease"), "{dump}");
+    assert!(dump.contains("e1 handoff 1: Resuming, position 0, lag 1, lease"), "{dump}");
     let_go.notify_one();
     tells(&bench, "it runs", |told| told.position.get() == 1).await;
     assert!(inspector.dump().contains("e1 handoff 1: Running"), "{}", inspector.dump());
@@ -117,6 +118,28 @@ async fn input_tells_how_many_records_are_left() {
     bench.append(0, 2);
     let_go.notify_one();
     bench.coordinator.logged("took 1, lag Some(3)").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lags_of_all_partitions_are_summed_and_gone_with_them() {
+    let bench = Bench::new(2);
+    let consumer = bench.builder().build().unwrap();
+    let lags = consumer.inspector().grants;
+    assert_eq!(lags.lags(), None, "nothing was told");
+    let _run =
+        bench.run(consumer, |_owned: Owned<CoordinatorOffsets>| std::future::pending()).await;
+    for (index, count) in [(0, 3), (1, 5)] {
+        bench.append(index, count);
+        bench.grant(usize::try_from(index).unwrap());
+    }
+    tokio::time::sleep(SECOND * 2).await;
+    assert_eq!(lags.lags(), Some((5, 8)));
+    for partition in &bench.partitions {
+        let (epoch, _) = bench.coordinator.progress(*partition).unwrap();
+        bench.coordinator.lose(&bench.member, *partition, epoch, LostCause::LeaseEnded);
+    }
+    tokio::time::sleep(SECOND * 5).await;
+    assert_eq!(lags.lags(), Some((0, 0)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::{BoxFuture, join_all};
 use tenure_model::{Epoch, Partition};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{Id, JoinError, JoinSet};
@@ -111,6 +112,13 @@ impl<S: FencedSink> Running<S> {
     }
 }
 
+fn make_sinks_ready<S: FencedSink>(running: Arc<Running<S>>) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let also = running.parts.also.iter().map(|sink| sink.make_ready_only());
+        futures::future::join(running.parts.home.make_ready(), join_all(also)).await;
+    })
+}
+
 /// Waits until a shutdown is asked for; answers its deadline.
 async fn asked(stop: &mut watch::Receiver<Option<Duration>>) -> Duration {
     match stop.wait_for(Option::is_some).await.map(|asked| *asked) {
@@ -157,7 +165,8 @@ impl<S: FencedSink> Slots<S> {
                     partition: preparing.partition,
                 });
                 let (link, ahead) = (&self.running.link, parts.settings.read_ahead);
-                parts.warm.begin(&preparing, &parts.source, ahead, link);
+                let sinks = make_sinks_ready(Arc::clone(&self.running));
+                parts.warm.begin(&preparing, &parts.source, ahead, sinks, link);
             }
             SessionEvent::PreparationEnded { partition } => self.call_off(partition),
             SessionEvent::LeaseAtRisk { ends_at } => self.tell(Lifecycle::LeaseAtRisk { ends_at }),

@@ -1,7 +1,6 @@
 //! One grant from its acquire to its release.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tenure_model::{NextOffset, Tick};
@@ -47,10 +46,10 @@ pub(super) async fn serve<S: FencedSink>(
     grant: Grant,
     control: Arc<Control>,
 ) {
-    let source_closed = AtomicBool::new(false);
-    let service = Service { running: &running, grant: &grant, control: &control, source_closed };
+    let closing = Mutex::new(Close::Open);
+    let service = Service { running: &running, grant: &grant, control: &control, closing };
     let (state, ahead) = match running.parts.warm.take(grant.partition) {
-        Some(Early { state, ahead }) => (Some(state), Some(ahead)),
+        Some(Early { state, ahead, .. }) => (Some(state), Some(ahead)),
         None => (None, None),
     };
     let closing = match service.acquire_or_freeze(ahead).await {
@@ -72,7 +71,17 @@ pub(super) struct Service<'a, S: FencedSink> {
     pub(super) running: &'a Arc<Running<S>>,
     pub(super) grant: &'a Grant,
     pub(super) control: &'a Arc<Control>,
-    source_closed: AtomicBool,
+    closing: Mutex<Close>,
+}
+
+/// How far the source is with the partition.
+enum Close {
+    /// It may read it.
+    Open,
+    /// It was asked to stop.
+    Asked(JoinHandle<()>),
+    /// It was asked, and somebody waits or has waited for it.
+    Awaited,
 }
 
 impl<S: FencedSink> Service<'_, S> {
@@ -81,7 +90,7 @@ impl<S: FencedSink> Service<'_, S> {
         &self,
         ahead: Option<ReadEarly>,
     ) -> Result<Acquired<S::Writer>, Closing> {
-        self.source_closed.store(false, Ordering::SeqCst);
+        *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = Close::Open;
         tokio::select! {
             biased;
             end = self.control.ended() => Err(closing_of_end(&end)),
@@ -250,9 +259,9 @@ impl<S: FencedSink> Service<'_, S> {
         if end.may_commit() {
             self.report(Phase::Draining, None);
         }
-        let bound = end.deadline().map_or(CLOSE_MAX, |deadline| self.until(deadline) / 2);
         let begun = Instant::now();
-        let ((), result) = tokio::join!(self.close_source(bound), self.drain(&mut handler, &end));
+        self.begin_close();
+        let result = self.drain(&mut handler, &end).await;
         if let End::Revoked { .. } = end {
             metrics::histogram!(DRAIN_SECONDS).record(begun.elapsed());
         }
@@ -360,7 +369,7 @@ impl<S: FencedSink> Service<'_, S> {
         let parts = &self.running.parts;
         // Tasks that the handler left behind get no more records.
         self.control.end(End::Lost { cause: LostCause::Handler(closing.error.clone()) });
-        self.close_source(self.close_bound()).await;
+        self.begin_close();
         let tracker = self.tracker();
         if may_commit(closing.reason)
             && let Some(tracker) = &tracker
@@ -385,6 +394,8 @@ impl<S: FencedSink> Service<'_, S> {
         );
         parts.told.tell(Lifecycle::Released { partition, epoch, reason, error: error.clone() });
         self.running.link.release(partition, epoch, next_offset, reason, error);
+        // Nothing waits for this but the next grant of the partition here: the input has delivered its last.
+        self.close_source(CLOSE_MAX).await;
     }
 
     /// Has the last offset committed where metadata goes with it.
@@ -405,11 +416,23 @@ impl<S: FencedSink> Service<'_, S> {
         }
     }
 
-    pub(super) async fn close_source(&self, bound: Duration) {
-        if self.source_closed.swap(true, Ordering::SeqCst) {
-            return;
+    /// Asks the source to close the partition, once, and does not wait for it.
+    fn begin_close(&self) {
+        let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*closing, Close::Open) {
+            let (source, partition) =
+                (Arc::clone(&self.running.parts.source), self.grant.partition);
+            *closing = Close::Asked(tokio::spawn(async move { source.close(partition).await }));
         }
-        let close = self.running.parts.source.close(self.grant.partition);
+    }
+
+    pub(super) async fn close_source(&self, bound: Duration) {
+        self.begin_close();
+        let asked = {
+            let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *closing, Close::Awaited)
+        };
+        let Close::Asked(close) = asked else { return };
         if tokio::time::timeout(bound.min(CLOSE_MAX), close).await.is_err() {
             let Grant { partition, epoch, .. } = *self.grant;
             tracing::warn!(%partition, %epoch, "source did not close the partition in time");

@@ -2,7 +2,7 @@
 //!
 //! | told                  | then                                                                                  |
 //! |-----------------------|---------------------------------------------------------------------------------------|
-//! | `Prepare`             | the preparer loads; the source is read from the hint on; `Prepared` once it is loaded |
+//! | `Prepare`             | the preparer loads; the source is read from the hint on; `Prepared` once both are there |
 //! | `Granted`             | acquire as ever; what was read ahead is used if it continues from the resume point    |
 //! | acquired              | the handler gets what was loaded; what was not is loaded now                          |
 //! | the partition is off  | all of it is dropped                                                                  |
@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -27,6 +28,12 @@ use super::link::Link;
 use crate::session::Preparing;
 use crate::sink::BoxError;
 use crate::source::{Fetched, ReadAhead, Record, RecordSource, RecordStream};
+
+/// Longest wait for the sinks, and for the early reading to come to where the partition ended when it began. The present
+/// owner works on meanwhile; what is not there by then is done once the partition is owned.
+const WARM_MAX: Duration = Duration::from_millis(250);
+/// How often it is looked for the end of a partition that brings no records.
+const CATCH_UP_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a preparer made, whatever its type.
 pub(crate) type Loaded = Box<dyn Any + Send>;
@@ -109,6 +116,8 @@ impl fmt::Debug for Warm {
 pub(super) struct Early {
     pub(super) state: Task<Result<Loaded, String>>,
     pub(super) ahead: ReadEarly,
+    /// Says `Prepared`; the grant ends it.
+    _announce: Task<()>,
 }
 
 /// A task that ends with its owner.
@@ -140,12 +149,13 @@ impl Warm {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to prepare.
+    /// Begins to prepare; `sinks` makes the sinks ready.
     pub(super) fn begin(
         &self,
         preparing: &Preparing,
         source: &Arc<dyn RecordSource>,
         read_ahead: ReadAhead,
+        sinks: BoxFuture<'static, ()>,
         link: &Arc<dyn Link>,
     ) {
         let partition = preparing.partition;
@@ -153,13 +163,23 @@ impl Warm {
             return link.prepared(partition, Some("the consumer prepares nothing".to_owned()));
         };
         let (preparation, link) = (Preparation::early(preparing), Arc::clone(link));
+        let (ahead, caught_up) = ReadEarly::begin(preparing, Arc::clone(source), read_ahead);
+        let (tell, told) = oneshot::channel();
         let state = tokio::spawn(async move {
             let loaded = load(&preparer, preparation).await;
-            link.prepared(partition, loaded.as_ref().err().cloned());
+            // Nobody listens any more once the grant has come.
+            let _listens = tell.send(loaded.as_ref().err().cloned());
             loaded
         });
-        let ahead = ReadEarly::begin(preparing, Arc::clone(source), read_ahead);
-        self.early().insert(partition, Early { state: Task(state), ahead });
+        let announce = tokio::spawn(async move {
+            // The end of the reading, of whatever kind, ends the wait for it.
+            let warm = tokio::time::timeout(WARM_MAX, futures::future::join(caught_up, sinks));
+            if let (Ok(error), _warm) = tokio::join!(told, warm) {
+                link.prepared(partition, error);
+            }
+        });
+        let announce = Task(announce);
+        self.early().insert(partition, Early { state: Task(state), ahead, _announce: announce });
     }
 
     /// The partition does not come; answers whether it was prepared for.
@@ -196,8 +216,9 @@ pub(super) struct ReadEarly {
 
 /// What was read ahead.
 pub(super) struct Ahead {
-    /// Everything from here on that exists was read.
+    /// Everything from here on up to `next` that exists was read.
     from: NextOffset,
+    next: NextOffset,
     records: VecDeque<Record>,
     bytes: usize,
     /// There is no record between the last one and here.
@@ -206,19 +227,33 @@ pub(super) struct Ahead {
 }
 
 impl ReadEarly {
-    fn begin(preparing: &Preparing, source: Arc<dyn RecordSource>, limits: ReadAhead) -> Self {
+    /// Begins to read; the receiver is told once it has come to where the partition ended then, and learns of the end of
+    /// the reading.
+    fn begin(
+        preparing: &Preparing,
+        source: Arc<dyn RecordSource>,
+        limits: ReadAhead,
+    ) -> (Self, oneshot::Receiver<()>) {
         let (stop, stopped) = oneshot::channel();
+        let (tell, caught_up) = oneshot::channel();
         let (topic, partition) = (preparing.topic.clone(), preparing.partition);
         let from = preparing.next_offset;
         let read = async move {
             let from = from?;
             // What cannot be read early is read once it is owned, and fails there with a name.
             let stream = source.open(&topic, partition, from, limits).await.ok()?;
-            let mut ahead =
-                Ahead { from, records: VecDeque::new(), bytes: 0, passed: None, stream };
-            ahead.fill(limits, stopped).await.then_some(ahead)
+            let catching_up = CatchingUp { source, partition, until: None, tell: Some(tell) };
+            let mut ahead = Ahead {
+                from,
+                next: from,
+                records: VecDeque::new(),
+                bytes: 0,
+                passed: None,
+                stream,
+            };
+            ahead.fill(limits, stopped, catching_up).await.then_some(ahead)
         };
-        Self { task: Task(tokio::spawn(read)), stop: Some(stop) }
+        (Self { task: Task(tokio::spawn(read)), stop: Some(stop) }, caught_up)
     }
 
     /// Ends the early reading; answers what continues from `resume`, or nothing: then the partition is to be opened
@@ -245,32 +280,70 @@ impl ReadEarly {
 
 impl Ahead {
     /// Reads until it is stopped; false when the stream ended first.
-    async fn fill(&mut self, limits: ReadAhead, mut stopped: oneshot::Receiver<()>) -> bool {
+    async fn fill(
+        &mut self,
+        limits: ReadAhead,
+        mut stopped: oneshot::Receiver<()>,
+        mut catching_up: CatchingUp,
+    ) -> bool {
         loop {
             tokio::select! {
                 biased;
                 // A sender that was dropped aborts the task anyway.
                 _stopped = &mut stopped => return true,
                 fetched = self.stream.recv() => match fetched {
-                    Some(Fetched::Passed(next)) => self.passed = Some(next),
+                    Some(Fetched::Passed(next)) => {
+                        self.passed = Some(next);
+                        self.next = next;
+                        catching_up.look(next, false);
+                    }
                     Some(fetched) => match fetched.into_records() {
-                        Ok(records) => self.push(records, limits),
+                        Ok(records) => {
+                            self.push(records, limits);
+                            catching_up.look(self.next, true);
+                        }
                         Err(_) => return false,
                     },
                     None => return false,
                 },
+                () = tokio::time::sleep(CATCH_UP_PAUSE), if catching_up.tell.is_some() => {
+                    catching_up.look(self.next, false);
+                }
             }
         }
     }
 
     fn push(&mut self, records: Vec<Record>, limits: ReadAhead) {
         self.bytes += records.iter().map(size_of).sum::<usize>();
+        self.next = records.last().map_or(self.next, Record::next);
         self.records.extend(records);
         self.passed = None;
         while self.records.len() > limits.records || self.bytes > limits.bytes {
             let Some(oldest) = self.records.pop_front() else { break };
             self.bytes -= size_of(&oldest);
             self.from = oldest.next();
+        }
+    }
+}
+
+/// The early reading until it has come to where the partition ended when that was first known.
+struct CatchingUp {
+    source: Arc<dyn RecordSource>,
+    partition: Partition,
+    until: Option<NextOffset>,
+    /// Taken once it is told.
+    tell: Option<oneshot::Sender<()>>,
+}
+
+impl CatchingUp {
+    /// Looks whether it has caught up; at a source that does not tell where a partition ends, once it has brought records.
+    fn look(&mut self, next: NextOffset, has_records: bool) {
+        self.until = self.until.or_else(|| self.source.end_offset(self.partition));
+        if self.until.map_or(has_records, |until| until <= next)
+            && let Some(tell) = self.tell.take()
+        {
+            // Whoever waited may have given up.
+            let _waits = tell.send(());
         }
     }
 }

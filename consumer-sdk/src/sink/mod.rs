@@ -124,6 +124,12 @@ pub trait FencedSink: Send + Sync + 'static {
     /// What the sink promises.
     fn capabilities(&self) -> Capabilities;
 
+    /// Makes ready what a registration will need, such as a connection. Called when a partition is announced, before there
+    /// is a grant: it registers nothing. What fails here is done at the registration. By default nothing.
+    fn make_ready(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Shuts out earlier owners: raises the fence of `grant.resource` to `grant.epoch`.
     ///
     /// Called once per grant, before it is verified and before the resume point is read. Repeating it with the same
@@ -204,6 +210,11 @@ pub trait RegisterOnly: Send + Sync + 'static {
     /// As [`FencedSink::capabilities`].
     fn capabilities(&self) -> Capabilities;
 
+    /// As [`FencedSink::make_ready`].
+    fn make_ready_only(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// As [`FencedSink::register`]; answers the displaced epoch.
     fn register_only<'a>(
         &'a self,
@@ -218,6 +229,10 @@ impl<S: FencedSink> RegisterOnly for S {
 
     fn capabilities(&self) -> Capabilities {
         FencedSink::capabilities(self)
+    }
+
+    fn make_ready_only(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.make_ready())
     }
 
     fn register_only<'a>(

@@ -255,6 +255,32 @@ async fn paused_holder_delays_the_next_owner_at_most_as_declared() {
 }
 
 #[tokio::test]
+async fn registration_brings_the_resume_point_and_sees_a_commit_that_it_waited_for() {
+    let Some(database) = Database::new() else { return };
+    let sink = database.sink(PostgresSettings::default()).await;
+    let (mut old, _) = owner(&sink, &grant("ann", 1)).await;
+    let open = old.begin().await.unwrap();
+    open.execute("INSERT INTO bill VALUES (0, 0, 1)", &[]).await.unwrap();
+    let (new_sink, new) = (sink.clone(), grant("bob", 2));
+    let registering = tokio::spawn(async move { new_sink.register(&new).await.unwrap().writer });
+    // It waits for the lock of the open transaction.
+    let waits = "SELECT count(*) FROM pg_stat_activity \
+                 WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let waiting = async {
+        while database.server.sql(&database.name, waits) != "1" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap();
+    open.commit(at(1)).await.unwrap();
+    let mut writer = registering.await.unwrap();
+    // Nothing is left to be read.
+    database.server.sql(&database.name, "ALTER TABLE tenure_fence RENAME TO gone");
+    let resumed = writer.resume(&Verified::without_coordinator(true)).await.unwrap();
+    assert_eq!(resumed, Some(at(1)));
+}
+
+#[tokio::test]
 async fn emptied_or_restored_database_is_no_fresh_start() {
     let Some(database) = Database::new() else { return };
     let sink = database.sink(PostgresSettings::default()).await;

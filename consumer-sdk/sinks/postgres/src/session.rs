@@ -21,6 +21,14 @@ const ROLLBACK_MAX: Duration = Duration::from_secs(2);
 /// A fence row and the epoch that its registration displaced.
 pub(crate) type Read = Option<(FenceRow, Option<Epoch>)>;
 
+/// What became of a registration.
+pub(crate) struct Raised {
+    /// The epoch that it displaced, if any; nothing when the fence was as high already.
+    pub(crate) displaced: Option<Option<i64>>,
+    /// The fence's row after it.
+    pub(crate) row: Read,
+}
+
 /// Open transaction. Dropped, it is rolled back before the connection goes back to the pool.
 pub(crate) struct Session {
     client: Option<Client>,
@@ -58,16 +66,20 @@ impl Session {
         Ok((session, row))
     }
 
-    /// Raises a fence with `register`, in a transaction of its own; answers the statement's row, if it gave one.
+    /// Raises a fence with `register`, in a transaction of its own, and reads its row with `read`, in a statement of its
+    /// own after that.
     ///
-    /// All of it goes out together: nothing after the statement depends on its count, since without a row there is
-    /// nothing to commit, and after an error COMMIT rolls back. An answer that did not come is [`SinkError::Unknown`].
+    /// All of it goes out together: nothing after the registration depends on its count, since without a row there is
+    /// nothing to commit, and after an error COMMIT rolls back. The server takes the read up after it has answered
+    /// COMMIT, with a snapshot of that moment, so that it sees everything that an earlier owner got in. An answer to
+    /// COMMIT that did not come is [`SinkError::Unknown`].
     pub(crate) async fn raise(
         pool: &Pool,
         grant: &Grant,
         bounds: Bounds,
         register: &str,
-    ) -> Result<Option<Option<i64>>, SinkError> {
+        read: &str,
+    ) -> Result<Raised, SinkError> {
         let (session, settings) = Self::over(pool, &grant.resource, grant.epoch, bounds).await?;
         let settings = typed_texts(&settings);
         let (resource, epoch) = (grant.resource.as_str(), epoch_to_column(grant.epoch));
@@ -75,25 +87,27 @@ impl Session {
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&resource, Type::TEXT), (&epoch, Type::INT8), (&holder, Type::TEXT)];
         let client = session.client();
-        let (opened, bounded, durable, raised, committed) = tokio::join!(
+        let (opened, bounded, durable, raised, committed, row) = tokio::join!(
             session.bounded(client.batch_execute(sql::BEGIN)),
             session.bounded(client.query_typed(sql::BOUND, &settings)),
             session.bounded(client.batch_execute(sql::DURABLE)),
             session.bounded(client.query_typed(register, &parameters)),
             session.bounded(client.batch_execute("COMMIT")),
+            session.read(read, &grant.resource),
         );
-        match committed {
-            Ok(()) => session.keep(),
-            Err(error) => {
-                session.close();
-                return Err(SinkError::Unknown(Box::new(error)));
-            }
+        // A statement that was not answered may still be under way on the connection.
+        match (&committed, &row) {
+            (Ok(()), Ok(_)) => session.keep(),
+            (Err(_), _) | (_, Err(_)) => session.close(),
         }
+        committed.map_err(|error| SinkError::Unknown(Box::new(error)))?;
         opened?;
         bounded?;
         durable?;
-        let row = raised?.pop();
-        row.map(|row| row.try_get(0).map_err(classify)).transpose()
+        let displaced = raised?.pop();
+        let displaced = displaced.map(|row| row.try_get(0).map_err(classify)).transpose()?;
+        // Without it, the resume point is read when it is asked for.
+        Ok(Raised { displaced, row: row.ok().flatten() })
     }
 
     async fn over(

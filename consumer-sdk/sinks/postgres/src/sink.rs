@@ -6,13 +6,13 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use tenure_model::{Epoch, Home};
 use tenure_sdk::grant::Grant;
 use tenure_sdk::sink::{
-    Capabilities, Enforcement, FencedSink, Fencing, Registered, Role, Scope, SinkError, Standing,
-    Takeover, epoch_from_column,
+    Capabilities, Enforcement, FenceRow, FencedSink, Fencing, Registered, Role, Scope, SinkError,
+    Standing, Takeover, epoch_from_column,
 };
 use tokio_postgres::{Config, NoTls};
 
 use crate::error::{classify, no_connection, transient};
-use crate::session::Session;
+use crate::session::{Raised, Session};
 use crate::settings::PostgresSettings;
 use crate::sql::Statements;
 use crate::writer::PostgresWriter;
@@ -99,29 +99,37 @@ impl PostgresSink {
     /// epoch, so that a grant that is not registered is refused.
     #[must_use]
     pub fn writer(&self, grant: &Grant) -> PostgresWriter {
-        self.writer_as(grant, Role::Also)
+        self.writer_as(grant, Role::Also, None)
     }
 
-    fn writer_as(&self, grant: &Grant, role: Role) -> PostgresWriter {
+    fn writer_as(&self, grant: &Grant, role: Role, row: Option<FenceRow>) -> PostgresWriter {
         let standing = Standing::new(grant.epoch, role, self.shared.settings.fencing());
-        PostgresWriter::new(Arc::clone(&self.shared), grant.clone(), standing)
+        PostgresWriter::new(Arc::clone(&self.shared), grant.clone(), standing, row)
     }
 
-    /// The statement and, if it touched nothing, a look at the row, each in a transaction of its own.
-    async fn raise(&self, grant: &Grant) -> Result<Option<Epoch>, SinkError> {
+    /// The statement and, if it touched nothing, a look at the row, each in a transaction of its own. Answers the epoch
+    /// that was displaced, and the row as read after the fence was in.
+    async fn raise(&self, grant: &Grant) -> Result<(Option<Epoch>, Option<FenceRow>), SinkError> {
         let Shared { settings, statements, pool } = &*self.shared;
-        let bounds = settings.bounds();
-        let raised = Session::raise(pool, grant, bounds, &statements.register).await?;
-        if let Some(displaced) = raised {
-            return displaced.map(epoch_from_column).transpose();
+        let (register, read) = (&statements.register, &statements.read);
+        let Raised { displaced, row } =
+            Session::raise(pool, grant, settings.bounds(), register, read).await?;
+        if let Some(displaced) = displaced {
+            let displaced = displaced.map(epoch_from_column).transpose()?;
+            return Ok((displaced, row.map(|(row, _)| row)));
         }
-        let (_session, row) =
-            Session::begin(pool, &grant.resource, grant.epoch, bounds, &statements.read).await?;
+        let row = match row {
+            Some(row) => Some(row),
+            None => {
+                let bounds = settings.bounds();
+                Session::begin(pool, &grant.resource, grant.epoch, bounds, read).await?.1
+            }
+        };
         let (row, displaced) =
             row.ok_or_else(|| transient("the fence row was deleted while it was raised"))?;
         let mut standing = Standing::new(grant.epoch, Role::Home, settings.fencing());
         standing.registered(&row, grant.member.as_str())?;
-        Ok(displaced)
+        Ok((displaced, Some(row)))
     }
 }
 
@@ -156,11 +164,22 @@ impl FencedSink for PostgresSink {
         }
     }
 
+    /// Opens one more connection where all are in use and the pool has room.
+    async fn make_ready(&self) {
+        let status = self.shared.pool.status();
+        if status.available == 0
+            && status.size < status.max_size
+            && let Err(error) = self.shared.pool.get().await
+        {
+            tracing::debug!(sink = self.name(), %error, "no connection for a grant that is to come");
+        }
+    }
+
     /// A registration whose answer was lost is [`SinkError::Unknown`]; repeat it.
     async fn register(&self, grant: &Grant) -> Result<Registered<PostgresWriter>, SinkError> {
-        let displaced = self.raise(grant).await?;
+        let (displaced, row) = self.raise(grant).await?;
         tracing::debug!(sink = self.name(), resource = %grant.resource, epoch = grant.epoch.get(),
             displaced = displaced.map(Epoch::get), "epoch registered");
-        Ok(Registered { writer: self.writer_as(grant, Role::Home), displaced })
+        Ok(Registered { writer: self.writer_as(grant, Role::Home, row), displaced })
     }
 }

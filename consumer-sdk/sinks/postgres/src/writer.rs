@@ -20,11 +20,19 @@ pub struct PostgresWriter {
     shared: Arc<Shared>,
     grant: Grant,
     standing: Standing,
+    /// The fence's row as read right after it was raised. From then until the grant is verified nobody but this writer
+    /// could change it; it is used once.
+    registered: Option<FenceRow>,
 }
 
 impl PostgresWriter {
-    pub(crate) const fn new(shared: Arc<Shared>, grant: Grant, standing: Standing) -> Self {
-        Self { shared, grant, standing }
+    pub(crate) const fn new(
+        shared: Arc<Shared>,
+        grant: Grant,
+        standing: Standing,
+        registered: Option<FenceRow>,
+    ) -> Self {
+        Self { shared, grant, standing, registered }
     }
 
     /// Opens a transaction that has locked the fence row and compared epoch and offset.
@@ -57,8 +65,10 @@ impl PostgresWriter {
 impl FencedWriter for PostgresWriter {
     async fn resume(&mut self, verified: &Verified) -> Result<Option<NextOffset>, SinkError> {
         self.standing.check()?;
-        let (_session, row) =
-            self.open(self.shared.settings.bounds(), &self.shared.statements.read).await?;
+        let row = match self.registered.take() {
+            Some(row) => Some(row),
+            None => self.open(self.shared.settings.bounds(), &self.shared.statements.read).await?.1,
+        };
         self.standing.resume(row.as_ref(), verified)
     }
 

@@ -370,3 +370,30 @@ async fn dropped_run_stops_its_handlers() {
     let dropped = tokio::time::timeout(SECOND, dropped).await.expect("the handler is aborted");
     assert!(dropped.is_err(), "the handler and what it held are dropped");
 }
+
+#[tokio::test(start_paused = true)]
+async fn source_that_closes_slowly_delays_the_next_grant_here_and_no_release() {
+    let bench = Bench::new(1);
+    bench.append(0, 3);
+    let source = SlowSource::of(&bench, Duration::ZERO, SECOND);
+    let consumer = bench.builder_over(source).build().unwrap();
+    let _run = bench.run(consumer, doing_all(&bench)).await;
+    let (first, _lease) = bench.grant(0);
+    bench.coordinator.logged("deliver 0 e1 0..3").await;
+    bench.coordinator.revoke(&bench.member, bench.partitions[0], first, SECOND * 10);
+    bench.coordinator.logged("release 0 e1").await;
+    bench.append(0, 2);
+    bench.grant(0);
+    bench.coordinator.logged("deliver 0 e2 3..5").await;
+    assert_eq!(
+        bench.lines(&["opened", "deliver", "release", "closed"]),
+        [
+            "opened 0 at 0",
+            "deliver 0 e1 0..3",
+            "release 0 e1 Revoked at 3: ",
+            "closed 0",
+            "opened 0 at 3",
+            "deliver 0 e2 3..5",
+        ]
+    );
+}

@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::lease::LeaseCheck;
 use crate::offsets::OffsetWriter;
+use crate::source::{ReadAhead, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo};
 use crate::testing::{MemoryCoordinator, MemorySource, RuntimeClock};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -57,13 +58,13 @@ impl Bench {
     }
 
     fn builder(&self) -> ConsumerBuilder<CoordinatorOffsets> {
-        Consumer::builder(
-            GroupId::new("g").unwrap(),
-            vec![self.topic.clone()],
-            Arc::new(self.source.clone()),
-            vec!["nowhere:1".to_owned()],
-        )
-        .clock(self.clock.clone())
+        self.builder_over(Arc::new(self.source.clone()))
+    }
+
+    fn builder_over(&self, source: Arc<dyn RecordSource>) -> ConsumerBuilder<CoordinatorOffsets> {
+        let (group, topics) = (GroupId::new("g").unwrap(), vec![self.topic.clone()]);
+        Consumer::builder(group, topics, source, vec!["nowhere:1".to_owned()])
+            .clock(self.clock.clone())
     }
 
     /// Runs a consumer; answers once it has joined.
@@ -97,6 +98,70 @@ impl Bench {
     fn lines(&self, starts: &[&str]) -> Vec<String> {
         let log = self.coordinator.log();
         log.into_iter().filter(|line| starts.iter().any(|start| line.starts_with(start))).collect()
+    }
+}
+
+/// Source that takes its time, and notes when it is through.
+struct SlowSource {
+    source: MemorySource,
+    coordinator: MemoryCoordinator,
+    open_takes: Duration,
+    close_takes: Duration,
+}
+
+impl SlowSource {
+    fn of(bench: &Bench, open_takes: Duration, close_takes: Duration) -> Arc<Self> {
+        let (source, coordinator) = (bench.source.clone(), bench.coordinator.clone());
+        Arc::new(Self { source, coordinator, open_takes, close_takes })
+    }
+}
+
+impl RecordSource for SlowSource {
+    fn topics<'a>(
+        &'a self,
+        names: &'a [TopicName],
+    ) -> BoxFuture<'a, Result<Vec<TopicInfo>, SourceError>> {
+        RecordSource::topics(&self.source, names)
+    }
+
+    fn start<'a>(
+        &'a self,
+        topic: &'a TopicName,
+        partition: Partition,
+        policy: ResetPolicy,
+    ) -> BoxFuture<'a, Result<NextOffset, SourceError>> {
+        self.source.start(topic, partition, policy)
+    }
+
+    fn end_offset(&self, partition: Partition) -> Option<NextOffset> {
+        self.source.end_offset(partition)
+    }
+
+    fn open<'a>(
+        &'a self,
+        topic: &'a TopicName,
+        partition: Partition,
+        from: NextOffset,
+        read_ahead: ReadAhead,
+    ) -> BoxFuture<'a, Result<RecordStream, SourceError>> {
+        Box::pin(async move {
+            tokio::time::sleep(self.open_takes).await;
+            let stream = self.source.open(topic, partition, from, read_ahead).await;
+            self.coordinator.note(format!("opened {} at {from}", partition.index));
+            stream
+        })
+    }
+
+    fn close(&self, partition: Partition) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            tokio::time::sleep(self.close_takes).await;
+            self.source.close(partition).await;
+            self.coordinator.note(format!("closed {}", partition.index));
+        })
+    }
+
+    fn shutdown(&self, deadline: Duration) -> BoxFuture<'_, ()> {
+        self.source.shutdown(deadline)
     }
 }
 

@@ -220,3 +220,33 @@ async fn next_owner_never_registers_at_a_sink_while_it_prepares() {
     bench.coordinator.logged("acquired 0 at e1").await;
     assert!(sink.fence(&resource).is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn member_is_prepared_once_the_records_that_there_are_were_read() {
+    let bench = Bench::new(1);
+    bench.append(0, 10);
+    bench.committed_by_another(0, 4).await;
+    let source = SlowSource::of(&bench, SECOND / 10, Duration::ZERO);
+    let _run = bench.run_warm(bench.builder_over(source).build().unwrap(), Duration::ZERO).await;
+    bench.prepare(0, 4);
+    bench.coordinator.logged("prepared 0").await;
+    assert_eq!(
+        bench.lines(&["loaded", "opened", "prepared"]),
+        ["loaded 0 up to 4, early: true", "opened 0 at 4", "prepared 0"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_that_does_not_open_does_not_hold_up_a_move() {
+    let bench = Bench::new(1);
+    bench.append(0, 10);
+    bench.committed_by_another(0, 4).await;
+    let source = SlowSource::of(&bench, SECOND * 5, Duration::ZERO);
+    let _run = bench.run_warm(bench.builder_over(source).build().unwrap(), Duration::ZERO).await;
+    let asked = tokio::time::Instant::now();
+    bench.prepare(0, 4);
+    bench.coordinator.logged("prepared 0").await;
+    assert!(asked.elapsed() < SECOND, "{:?}", asked.elapsed());
+    bench.grant(0);
+    bench.coordinator.logged("deliver 0 e2 4..10").await;
+}

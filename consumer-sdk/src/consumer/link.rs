@@ -54,6 +54,9 @@ pub(crate) trait Link: Send + Sync + 'static {
 
     fn leave(&self, deadline: Duration) -> BoxFuture<'_, ()>;
 
+    /// Ends the membership without waiting for it: the run is over, whoever still holds this link.
+    fn abandon(&self);
+
     fn is_ready(&self) -> bool;
 
     /// Confirms the grant, linearizably.
@@ -172,6 +175,10 @@ impl Link for SessionLink {
 
     fn leave(&self, deadline: Duration) -> BoxFuture<'_, ()> {
         Box::pin(self.session.leave(deadline))
+    }
+
+    fn abandon(&self) {
+        self.session.abandon();
     }
 
     fn is_ready(&self) -> bool {

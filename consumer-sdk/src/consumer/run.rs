@@ -42,8 +42,12 @@ pub(crate) struct Running<S: FencedSink> {
     pub(crate) topics: Arc<Subscription>,
 }
 
-/// Unbinds the offsets when the run ends or is dropped, so that nothing keeps the session alive.
-struct Bound(CoordinatorOffsets);
+/// Ends the membership when the run ends or is dropped, whatever still holds the link: a commit in the background, or
+/// what a handler has left behind.
+struct Bound {
+    offsets: CoordinatorOffsets,
+    link: Arc<dyn Link>,
+}
 
 /// Tells the end, whichever way the run ends.
 struct Ends(Arc<Told>);
@@ -56,7 +60,8 @@ impl Drop for Ends {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        self.0.unbind();
+        self.offsets.unbind();
+        self.link.abandon();
     }
 }
 
@@ -68,7 +73,8 @@ impl<S: FencedSink> Running<S> {
     ) -> Result<Stopped, ConsumerError> {
         let running = Arc::new(self);
         running.parts.offsets.bind(Arc::clone(&running.link));
-        let _bound = Bound(running.parts.offsets.clone());
+        let _bound =
+            Bound { offsets: running.parts.offsets.clone(), link: Arc::clone(&running.link) };
         let _ends = Ends(Arc::clone(&running.parts.told));
         let joined = Arc::new(Notify::new());
         let mut background = JoinSet::new();

@@ -133,8 +133,13 @@ impl CoordinatorOffsets {
         *self.shared.link.write().unwrap_or_else(PoisonError::into_inner) = Some(link);
     }
 
+    /// Ends all commits: the run is over, and may have been dropped in the middle of its grants.
     pub(crate) fn unbind(&self) {
         *self.shared.link.write().unwrap_or_else(PoisonError::into_inner) = None;
+        for tracker in &self.shared.trackers {
+            tracker.close();
+        }
+        self.shared.trackers.clear();
     }
 
     /// The tracker of a grant; nothing when the home is elsewhere.

@@ -16,13 +16,10 @@ use super::client::CoordinatorClient;
 use super::config::SessionConfig;
 use super::connect::{Dial, connect};
 use super::event::{EndCause, SessionEvent};
-use super::handle::{Order, SessionHandle, View, ViewState};
+use super::handle::{DROPPED_LEAVE, Order, SessionHandle, View, ViewState};
 use super::machine::{Act, Granted, Input, LeaseChange, Machine, Output, Settings};
 use crate::grant::{Grant, Resource};
 use crate::lease::Lease;
-
-/// Time for the goodbye of a session whose handles were all dropped.
-const DROPPED_LEAVE: Duration = Duration::from_secs(2);
 
 /// Longest sleep. Timers stand still while the machine is suspended, the lease clock does not.
 const SLEEP_MAX: Duration = Duration::from_secs(1);

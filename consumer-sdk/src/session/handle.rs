@@ -11,6 +11,9 @@ use super::event::{Phase, Progress, ReleaseReason};
 use super::machine::Act;
 use crate::source::TopicInfo;
 
+/// Time for the goodbye of a session that nobody waits for.
+pub(super) const DROPPED_LEAVE: Duration = Duration::from_secs(2);
+
 /// Handle of a running session. Cheap to clone; its methods never block and never wait for the network.
 ///
 /// Once the membership has ended, its methods do nothing. When the last clone is dropped, the member leaves.
@@ -131,6 +134,13 @@ impl SessionHandle {
             // A dropped sender says the same: the thread is through.
             let _ended = ended.await;
         }
+    }
+
+    /// As dropping the last clone does, although others exist: ends the membership, and waits for nothing.
+    pub(crate) fn abandon(&self) {
+        let (done, _nobody_waits) = oneshot::channel();
+        // A session that is through has left.
+        let _sent = self.orders.send(Order::Leave { deadline: DROPPED_LEAVE, done });
     }
 
     /// Whether the member is in the group and its lease is live.

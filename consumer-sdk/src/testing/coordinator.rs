@@ -427,6 +427,13 @@ impl Link for MemoryLink {
         })
     }
 
+    fn abandon(&self) {
+        let was_there = self.coordinator.state().sessions.remove(&self.member).is_some();
+        if was_there {
+            self.coordinator.note(format!("{} left", self.member));
+        }
+    }
+
     fn is_ready(&self) -> bool {
         self.coordinator.state().sessions.contains_key(&self.member)
     }

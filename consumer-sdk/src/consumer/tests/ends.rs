@@ -369,6 +369,7 @@ async fn dropped_run_stops_its_handlers() {
     run.abort();
     let dropped = tokio::time::timeout(SECOND, dropped).await.expect("the handler is aborted");
     assert!(dropped.is_err(), "the handler and what it held are dropped");
+    bench.coordinator.logged("ann left").await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -122,6 +122,9 @@ impl Drop for Guard {
     }
 }
 
+/// A grant's lease, and whether its handler is gone.
+type Hold = (Lease, Arc<AtomicBool>);
+
 /// Waits in every way that a handler can: for records, for a commit, for time, for nothing.
 async fn wait_in_every_way(owned: Owned<CoordinatorOffsets>) -> Result<(), BoxError> {
     let limits = Limits { records: 1, ..Limits::DEFAULT };
@@ -147,7 +150,7 @@ async fn handler_that_is_dropped_with_its_run_wherever_it_waits_leaves_nothing_b
             let group = GroupId::new(&format!("handled-{polls}")).unwrap();
             let consumer = rig.alone(&group).build().unwrap();
             let reached = Arc::new(Notify::new());
-            let leases: Arc<Mutex<Vec<(Lease, Arc<AtomicBool>)>>> = Arc::default();
+            let leases: Arc<Mutex<Vec<Hold>>> = Arc::default();
             let (told, held) = (Arc::clone(&reached), Arc::clone(&leases));
             let run = tokio::spawn(consumer.run(move |owned: Owned<CoordinatorOffsets>| {
                 let dropped = Arc::new(AtomicBool::new(false));

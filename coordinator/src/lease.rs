@@ -96,6 +96,15 @@ enum Phase {
     Expiring,
 }
 
+impl Phase {
+    const fn answer(self) -> Answer {
+        match self {
+            Self::Live => Answer::Now,
+            Self::Silent { .. } | Self::Expiring => Answer::Later,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Lease {
     lengths: Lengths,
@@ -202,16 +211,12 @@ impl LeaseTable {
         if let Phase::Silent { is_heard, .. } = &mut lease.phase {
             *is_heard = true;
         }
-        self.answer(member)
+        lease.phase.answer()
     }
 
     /// Whether a heartbeat of `member` may be answered now. Asked again when the answer leaves.
     pub fn answer(&self, member: &MemberRef) -> Answer {
-        match self.leases.get(member).map(|lease| lease.phase) {
-            None => Answer::Gone,
-            Some(Phase::Live) => Answer::Now,
-            Some(Phase::Silent { .. } | Phase::Expiring) => Answer::Later,
-        }
+        self.leases.get(member).map_or(Answer::Gone, |lease| lease.phase.answer())
     }
 
     /// The log says that `member` is silent.
@@ -415,6 +420,11 @@ impl LeaseTable {
         let first = MemberRef { group, member, member_epoch: MemberEpoch(0) };
         let (found, _) = self.leases.range(&first..).next()?;
         (found.group == first.group && found.member == first.member).then(|| found.clone())
+    }
+
+    /// When `member` was last heard, and when its lease runs out.
+    pub fn times(&self, member: &MemberRef) -> Option<(Tick, Tick)> {
+        self.leases.get(member).map(|lease| (lease.heard_at, lease.deadline))
     }
 
     /// When the lease of `member` runs out.

@@ -61,7 +61,7 @@ impl Held {
 pub type Labels = Arc<BTreeMap<LabelName, String>>;
 
 /// The last heartbeat of one member.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Beat {
     /// When the lease runs out, on this node's clock.
     pub deadline: Tick,

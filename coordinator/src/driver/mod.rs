@@ -41,7 +41,7 @@ const TICK: Duration = Duration::from_millis(20);
 ///
 /// A heartbeat is answered within this and a round trip to a majority. A confirmation costs the nodes together about
 /// as much as ten heartbeats.
-const CONFIRM_PAUSE: Duration = Duration::from_millis(4);
+const CONFIRM_PAUSE: Duration = Duration::from_micros(2_500);
 
 /// Messages taken in before something else has its turn.
 const INPUTS_AT_ONCE: usize = 128;

@@ -301,10 +301,12 @@ impl Reign {
             }
             Answer::Now | Answer::Later => {}
         }
+        let beat = Beat { labels: Arc::clone(&session.labels), ..Beat::default() };
+        self.beats.insert((member.group.clone(), member.member.clone()), beat);
         self.sessions.insert(member.clone(), session);
         self.places.reopened(&member);
         self.parked.remove(&member);
-        self.note(&member, Some(vec![]));
+        self.note(&member, None);
         self.waiting.insert(member, Waiting { is_join: true, asked: None, receipt });
     }
 
@@ -340,18 +342,14 @@ impl Reign {
 
     /// Notes what a member said; nothing: what it said before holds as far as is known.
     fn note(&self, member: &MemberRef, held: Option<Vec<Held>>) {
-        let awaited_by = self.places.awaited_by(member, self.heard_at(member));
-        let labels = self.sessions.get(member).map(|session| Arc::clone(&session.labels));
-        let labels = labels.unwrap_or_default();
-        let deadline = self.deadline(member);
-        let mut beat = Beat { deadline, held: vec![], awaited_by, labels };
-        let name = (member.group.clone(), member.member.clone());
+        let (heard_at, deadline) = self.table.times(member).unwrap_or_default();
+        let awaited_by = self.places.awaited_by(member, heard_at);
+        let mut beat = self.beats.entry((member.group.clone(), member.member.clone())).or_default();
+        beat.deadline = deadline;
+        beat.awaited_by = awaited_by;
         if let Some(held) = held {
             beat.held = held;
-        } else if let Some(known) = self.beats.get(&name) {
-            beat.held.clone_from(&known.held);
         }
-        self.beats.insert(name, beat);
     }
 
     /// Shows who waits for the place of `member`.
@@ -372,14 +370,6 @@ impl Reign {
         let beat = self.beats.get(&(member.group.clone(), member.member.clone()));
         let held = beat.iter().flat_map(|beat| &beat.held);
         held.map(|held| (held.partition, held.epoch)).collect()
-    }
-
-    fn heard_at(&self, member: &MemberRef) -> Tick {
-        self.table.heard_at(member).unwrap_or_default()
-    }
-
-    fn deadline(&self, member: &MemberRef) -> Tick {
-        self.table.deadline(member).unwrap_or_default()
     }
 
     /// The log says that `member` was heard, or never said that it was silent: it may be answered.

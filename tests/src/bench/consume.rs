@@ -24,7 +24,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const PARTITIONS: u16 = 16;
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 7;
 
 /// Bytes of a value, and how many records of it.
 const SIZES: [(usize, u64); 2] = [(100, 1_600_000), (1024, 320_000)];

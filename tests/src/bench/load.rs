@@ -2,6 +2,7 @@
 
 mod commits;
 mod session;
+mod wire;
 
 use std::time::{Duration, Instant};
 
@@ -104,7 +105,7 @@ pub(super) struct Member {
     _open: oneshot::Sender<()>,
 }
 
-/// All members of a group, each with a connection of its own.
+/// All members of a group, each with its session on a connection of its own.
 pub(super) struct Crew {
     pub(super) shape: Shape,
     pub(super) members: Vec<Member>,
@@ -123,9 +124,10 @@ impl Crew {
             let (join, paced) = (shape.join(member), paced.clone());
             async move {
                 let name = join.member.clone();
-                let channel = connect(leader).await?;
+                // For calls beside the session; there is no connection before the first of them.
+                let channel = endpoint(leader)?.connect_lazy();
                 let interval = Duration::from_millis(join.heartbeat_interval_ms);
-                let session = Session::open(channel.clone(), join).await?;
+                let session = Session::open(leader, join).await?;
                 let held = session.held();
                 let (open, closing) = oneshot::channel();
                 let session = tokio::spawn(session.run(interval, paced, closing));
@@ -213,11 +215,11 @@ pub(super) fn endpoint(address: &str) -> Result<Endpoint, BenchError> {
 ///
 /// When the session ends first.
 pub(super) async fn grants_of(
-    channel: Channel,
+    address: &str,
     shape: &Shape,
 ) -> Result<(String, Vec<v1::Assigned>), BenchError> {
     let join = shape.join(0);
     let member = join.member.clone();
-    let grants = session::first_grants(channel, join, shape.share as usize).await?;
+    let grants = session::first_grants(address, join, shape.share as usize).await?;
     Ok((member, grants))
 }

@@ -113,7 +113,7 @@ fn shape(group: u32, share: u32) -> Shape {
 /// Makes the groups, and commits an offset for every partition.
 async fn fill(leader: &str, groups: u32, share: u32) -> Result<(), BenchError> {
     let channel = connect(leader).await?;
-    let all = (0..groups).map(|group| fill_one(channel.clone(), shape(group, share)));
+    let all = (0..groups).map(|group| fill_one(leader, channel.clone(), shape(group, share)));
     let mut done = stream::iter(all).buffer_unordered(AT_ONCE);
     while let Some(filled) = done.next().await {
         filled?;
@@ -121,8 +121,8 @@ async fn fill(leader: &str, groups: u32, share: u32) -> Result<(), BenchError> {
     Ok(())
 }
 
-async fn fill_one(channel: Channel, shape: Shape) -> Result<(), BenchError> {
-    let (member, grants) = grants_of(channel.clone(), &shape).await?;
+async fn fill_one(leader: &str, channel: Channel, shape: Shape) -> Result<(), BenchError> {
+    let (member, grants) = grants_of(leader, &shape).await?;
     let mut client = v1::offsets_client::OffsetsClient::new(channel);
     for part in grants.chunks(REQUEST) {
         let commits = part.iter().map(|grant| v1::OffsetCommit {

@@ -139,16 +139,25 @@ async fn a_proposal_for_another_term_is_refused() {
 async fn leadership_moves_on_request_and_both_sides_hear_of_it() {
     let cluster = Cluster::of(3).await;
     cluster.write("before").await;
-    let old = cluster.leader().await;
-    let term = cluster.node(old).leadership().borrow().term;
-    let target = NodeId(((old + 1) % 3) as u64 + 1);
-    let moved = cluster.node(old).transfer_leadership(Some(target), PATIENCE).await;
-    assert_eq!(moved, Ok(target));
-    assert!(!leads(cluster.node(old)));
-    let new = cluster.leader().await;
-    assert_eq!(NodeId(new as u64 + 1), target);
-    let now = cluster.node(new).leadership().borrow().clone();
-    assert!(now.term > term, "{now:?}");
+    let mut attempts = 0;
+    let (old, new) = loop {
+        attempts += 1;
+        let old = cluster.leader().await;
+        let term = cluster.node(old).leadership().borrow().term;
+        let target = NodeId(((old + 1) % 3) as u64 + 1);
+        let moved = cluster.node(old).transfer_leadership(Some(target), PATIENCE).await;
+        let new = cluster.leader().await;
+        let now = cluster.node(new).leadership().borrow().clone();
+        // On a busy machine there may be an election that nobody asked for.
+        if now.term > Term(term.0 + 1) && attempts < 5 {
+            continue;
+        }
+        assert_eq!(moved, Ok(target));
+        assert!(!leads(cluster.node(old)));
+        assert_eq!(NodeId(new as u64 + 1), target);
+        assert!(now.term > term, "{now:?}");
+        break (old, new);
+    };
     // Being the leader means that the first entry of the term is applied.
     let status = cluster.node(new).status();
     assert_eq!(status.applied, status.last_log);

@@ -7,15 +7,10 @@ use hdrhistogram::Histogram;
 use tenure_proto::v1;
 use tenure_proto::v1::session_down::Down;
 use tenure_proto::v1::session_up::Up;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
-use tonic::transport::Channel;
+use tokio::sync::{oneshot, watch};
 
-use super::{BenchError, histogram, record};
-
-/// Messages that wait for the connection.
-const OUTBOUND_MAX: usize = 1_024;
+use super::wire::Wire;
+use super::{BenchError, histogram};
 
 /// How fast a session heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +33,14 @@ impl Default for Beats {
 }
 
 impl Beats {
+    fn of(times: &[u32]) -> Self {
+        let mut beats = Self::default();
+        for micros in times {
+            beats.0.saturating_record(u64::from(*micros));
+        }
+        beats
+    }
+
     pub(super) fn add(&mut self, other: &Self) {
         self.0.add(&other.0).expect("histograms of one kind add up");
     }
@@ -45,13 +48,13 @@ impl Beats {
 
 /// Opens a session only until `count` partitions are assigned.
 pub(super) async fn first_grants(
-    channel: Channel,
+    address: &str,
     join: v1::Join,
     count: usize,
 ) -> Result<Vec<v1::Assigned>, BenchError> {
-    let mut session = Session::open(channel, join).await?;
+    let mut session = Session::open(address, join).await?;
     loop {
-        let message = session.down.message().await?.ok_or("the coordinator ended a session")?;
+        let message = session.wire.message().await?;
         let assignment = match message.down.ok_or("an empty message came down a session")? {
             Down::Joined(joined) => joined.assignment,
             Down::Assignment(assignment) => Some(assignment),
@@ -69,39 +72,38 @@ pub(super) async fn first_grants(
 
 /// A session that is open.
 pub(super) struct Session {
-    up: mpsc::Sender<v1::SessionUp>,
-    down: Streaming<v1::SessionDown>,
+    wire: Wire,
     /// Newest assignment that was acted on.
     version: u64,
     /// It is exactly what is held, and the node knows the short form of heartbeats.
     is_short: bool,
     /// What is held, by topic id and index: the order of lists, for all are of one topic.
     held: BTreeMap<(String, u32), v1::HeldPartition>,
+    /// Of all that is held, in the order of `held`.
+    positions: Vec<u64>,
     published: watch::Sender<Vec<v1::HeldPartition>>,
     requests: u64,
     sequence: u64,
     /// The heartbeat that is not answered yet.
     under_way: Option<Instant>,
-    beats: Beats,
+    /// Of the heartbeats that count, in microseconds.
+    times: Vec<u32>,
 }
 
 impl Session {
-    pub(super) async fn open(channel: Channel, join: v1::Join) -> Result<Self, BenchError> {
-        let (up, outbound) = mpsc::channel(OUTBOUND_MAX);
-        up.send(v1::SessionUp { up: Some(Up::Join(join)) }).await?;
-        let mut client = v1::membership_client::MembershipClient::new(channel);
-        let down = client.session(ReceiverStream::new(outbound)).await?.into_inner();
+    pub(super) async fn open(address: &str, join: v1::Join) -> Result<Self, BenchError> {
+        let join = v1::SessionUp { up: Some(Up::Join(join)) };
         Ok(Self {
-            up,
-            down,
+            wire: Wire::open(address, &join).await?,
             version: 0,
             is_short: false,
             held: BTreeMap::new(),
+            positions: Vec::new(),
             published: watch::Sender::default(),
             requests: 0,
             sequence: 0,
             under_way: None,
-            beats: Beats::default(),
+            times: Vec::new(),
         })
     }
 
@@ -117,30 +119,32 @@ impl Session {
         mut closing: oneshot::Receiver<()>,
     ) -> Result<Beats, BenchError> {
         let mut ticks = tokio::time::interval(interval);
-        let mut now = *pace.borrow_and_update();
         loop {
+            let now = *pace.borrow_and_update();
+            if now == Pace::Calm {
+                tokio::select! {
+                    message = self.wire.message() => self.take(message?, now)?,
+                    changed = pace.changed() => changed?,
+                    _ = ticks.tick() => self.heartbeat()?,
+                    _ = &mut closing => return Ok(Beats::of(&self.times)),
+                }
+                continue;
+            }
+            if self.under_way.is_none() {
+                self.heartbeat()?;
+            }
+            // One is always under way now: a change of pace is seen with its answer.
             tokio::select! {
-                message = self.down.message() => {
-                    let message = message?.ok_or("the coordinator ended a session")?;
-                    self.take(message, now).await?;
-                }
-                changed = pace.changed() => {
-                    changed?;
-                    now = *pace.borrow_and_update();
-                    if now != Pace::Calm && self.under_way.is_none() {
-                        self.heartbeat().await?;
-                    }
-                }
-                _ = ticks.tick(), if now == Pace::Calm => self.heartbeat().await?,
-                _ = &mut closing => return Ok(self.beats),
+                message = self.wire.message() => self.take(message?, now)?,
+                _ = &mut closing => return Ok(Beats::of(&self.times)),
             }
         }
     }
 
-    async fn take(&mut self, message: v1::SessionDown, pace: Pace) -> Result<(), BenchError> {
+    fn take(&mut self, message: v1::SessionDown, pace: Pace) -> Result<(), BenchError> {
         match message.down.ok_or("an empty message came down a session")? {
-            Down::Joined(joined) => self.follow(joined.assignment.unwrap_or_default()).await,
-            Down::Assignment(assignment) => self.follow(assignment).await,
+            Down::Joined(joined) => self.follow(joined.assignment.unwrap_or_default()),
+            Down::Assignment(assignment) => self.follow(assignment),
             Down::ActAnswer(answer) => match answer.error {
                 None => Ok(()),
                 // Asked back before the word that it runs had arrived.
@@ -150,16 +154,12 @@ impl Session {
             Down::HeartbeatAnswer(answer) => {
                 if answer.sequence == self.sequence
                     && let Some(sent) = self.under_way.take()
+                    && pace == Pace::Timed
                 {
-                    if pace == Pace::Timed {
-                        record(&mut self.beats.0, sent);
-                    }
-                    if pace != Pace::Calm {
-                        self.heartbeat().await?;
-                    }
+                    self.times.push(u32::try_from(sent.elapsed().as_micros()).unwrap_or(u32::MAX));
                 }
                 match (answer.assignment, answer.as_held) {
-                    (Some(assignment), _) => self.follow(assignment).await,
+                    (Some(assignment), _) => self.follow(assignment),
                     (None, 0) => Err("a heartbeat's answer extends nothing".into()),
                     (None, version) => {
                         self.is_short = version == self.version;
@@ -171,11 +171,11 @@ impl Session {
         }
     }
 
-    async fn heartbeat(&mut self) -> Result<(), BenchError> {
+    fn heartbeat(&mut self) -> Result<(), BenchError> {
         self.sequence += 1;
         self.under_way = Some(Instant::now());
-        for held in self.held.values_mut() {
-            held.position += 1;
+        for position in &mut self.positions {
+            *position += 1;
         }
         let mut beat = v1::Heartbeat {
             sequence: self.sequence,
@@ -184,17 +184,20 @@ impl Session {
             ..v1::Heartbeat::default()
         };
         if self.is_short {
-            let positions = self.held.values().map(|held| held.position).collect();
+            let positions = self.positions.clone();
             beat.as_listed =
                 Some(v1::HeldAsListed { version: self.version, positions, lags: vec![] });
         } else {
-            beat.held = self.held.values().cloned().collect();
+            let held = self.held.values().zip(&self.positions);
+            let held = held
+                .map(|(held, position)| v1::HeldPartition { position: *position, ..held.clone() });
+            beat.held = held.collect();
         }
-        self.send(Up::Heartbeat(beat)).await
+        self.send(Up::Heartbeat(beat))
     }
 
     /// Says of each new grant that it runs, and lets go of what is to be released.
-    async fn follow(&mut self, assignment: v1::Assignment) -> Result<(), BenchError> {
+    fn follow(&mut self, assignment: v1::Assignment) -> Result<(), BenchError> {
         let is_known = assignment.version == self.version;
         if is_known && assignment.partitions.len() == self.held.len() {
             return Ok(());
@@ -213,7 +216,7 @@ impl Session {
             let request = self.requests;
             if assigned.revoking {
                 if known.is_some() {
-                    self.release(request, partition, assigned.epoch).await?;
+                    self.release(request, partition, assigned.epoch)?;
                 }
                 continue;
             }
@@ -225,13 +228,13 @@ impl Session {
                     home_initialised: false,
                     resume: 0,
                 };
-                self.send(Up::Acquired(acquired)).await?;
+                self.send(Up::Acquired(acquired))?;
             }
             let held = v1::HeldPartition {
                 partition: Some(partition),
                 epoch: assigned.epoch,
                 phase: v1::Phase::Running.into(),
-                position: known.map_or(0, |known| known.position),
+                position: 0,
                 phase_ms: 1_000,
                 error: String::new(),
                 still_ms: 0,
@@ -239,11 +242,12 @@ impl Session {
             };
             self.held.insert(key, held);
         }
+        self.positions = vec![0; self.held.len()];
         self.published.send_replace(self.held.values().cloned().collect());
         Ok(())
     }
 
-    async fn release(
+    fn release(
         &mut self,
         request: u64,
         partition: v1::Partition,
@@ -256,11 +260,10 @@ impl Session {
             reason: v1::ReleaseReason::Revoked.into(),
             error: String::new(),
         };
-        self.send(Up::Release(v1::Release { request, partitions: vec![released] })).await
+        self.send(Up::Release(v1::Release { request, partitions: vec![released] }))
     }
 
-    async fn send(&self, up: Up) -> Result<(), BenchError> {
-        self.up.send(v1::SessionUp { up: Some(up) }).await?;
-        Ok(())
+    fn send(&mut self, up: Up) -> Result<(), BenchError> {
+        self.wire.send(&v1::SessionUp { up: Some(up) })
     }
 }

@@ -47,6 +47,10 @@ pub enum StartError {
 /// [`SourceError::OtherTopicId`], of one that was deleted with [`SourceError::UnknownPartition`] after three such
 /// look-ups; until then records of a new life at the same offsets may pass for those of the old one.
 ///
+/// Where an open partition ends is noted once a second, from the answers of fetches: no request is made for it, and it
+/// costs nothing by the record. Records of a transaction that is still open are before the end only until all before
+/// them was read. A tail without records is told to the reader as [`Fetched::Passed`](tenure_sdk::source::Fetched).
+///
 /// Dropping the source ends all streams.
 pub struct KafkaSource {
     commands: Sender<Command>,

@@ -179,6 +179,21 @@ impl Kafka {
         topic
     }
 
+    /// Deletes a topic. The broker takes a moment to tell everyone.
+    ///
+    /// # Panics
+    ///
+    /// When Kafka refuses.
+    pub fn delete_topic(&self, topic: &str) {
+        let admin: AdminClient<DefaultClientContext> =
+            self.client_config().create().expect("an admin client is made");
+        let options = AdminOptions::new().operation_timeout(Some(CALL_TIMEOUT));
+        let results = block_on(admin.delete_topics(&[topic], &options)).expect("Kafka answers");
+        results.into_iter().for_each(|result| {
+            result.unwrap_or_else(|(topic, code)| panic!("topic {topic} stays: {code}"));
+        });
+    }
+
     /// Appends `payloads` in this order to one partition, without keys, and waits for all acks.
     ///
     /// # Panics

@@ -8,11 +8,15 @@
     reason = "a test fails by panicking; clippy exempts only test functions"
 )]
 
+mod apart;
 mod charges;
 mod crew;
+mod deleted;
 mod ends;
 mod heartbeats;
+mod logs;
 mod member;
+mod one_thread;
 mod rolling;
 mod run;
 mod schedule;

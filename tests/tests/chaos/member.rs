@@ -42,18 +42,8 @@ impl Member {
             .build()
             .unwrap();
         let done = Done::default();
-        let (noted, each) = (Arc::clone(&done), Arc::new(each));
-        let (stopper, run) = runtime.block_on(async {
-            let source = Arc::new(KafkaSource::new(KafkaSettings::new(kafka)).unwrap());
-            let topics = vec![topic.parse().unwrap()];
-            let addresses = vec![coordinator.to_owned()];
-            let consumer = Consumer::builder(group.parse().unwrap(), topics, source, addresses)
-                .lease(LeaseSettings::for_ttl(ttl_ms))
-                .build()
-                .unwrap();
-            let stopper = consumer.stopper();
-            let handler = move |owned| work(owned, Arc::clone(&noted), Arc::clone(&each));
-            (stopper, tokio::spawn(consumer.run(handler)))
+        let Consuming { stopper, run } = runtime.block_on(async {
+            Consuming::start(kafka, coordinator, group, topic, ttl_ms, &done, each)
         });
         Self { runtime, stopper, done, run }
     }
@@ -69,6 +59,37 @@ impl Member {
 
     pub(crate) fn count(&self) -> usize {
         self.done.lock().unwrap().values().map(Vec::len).sum()
+    }
+}
+
+/// A consumer on the runtime that it was started in.
+pub(crate) struct Consuming {
+    pub(crate) stopper: Stopper,
+    pub(crate) run: JoinHandle<Result<Stopped, ConsumerError>>,
+}
+
+impl Consuming {
+    /// Starts it; `done` is noted and `each` runs after each batch.
+    pub(crate) fn start(
+        kafka: &str,
+        coordinator: &str,
+        group: &str,
+        topic: &str,
+        ttl_ms: u64,
+        done: &Done,
+        each: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        let source = Arc::new(KafkaSource::new(KafkaSettings::new(kafka)).unwrap());
+        let topics = vec![topic.parse().unwrap()];
+        let addresses = vec![coordinator.to_owned()];
+        let consumer = Consumer::builder(group.parse().unwrap(), topics, source, addresses)
+            .lease(LeaseSettings::for_ttl(ttl_ms))
+            .build()
+            .unwrap();
+        let stopper = consumer.stopper();
+        let (noted, each) = (Arc::clone(done), Arc::new(each));
+        let handler = move |owned| work(owned, Arc::clone(&noted), Arc::clone(&each));
+        Self { stopper, run: tokio::spawn(consumer.run(handler)) }
     }
 }
 

@@ -115,15 +115,16 @@ async fn end_of_an_open_partition_is_known_and_follows_what_is_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn end_of_a_partition_that_is_written_to_all_the_time_is_never_far_behind() {
     const EACH: u64 = 50;
+    const ROUNDS: u64 = 30;
     let setup = Setup::new(1, 0).await;
     let partition = setup.partition(0);
     let mut stream = setup.open(0, 0, 1000).await;
     let reader = tokio::spawn(async move {
-        assert_eq!(read_through(&mut stream, 0, 60 * EACH).await, 60 * EACH);
+        assert_eq!(read_through(&mut stream, 0, ROUNDS * EACH).await, ROUNDS * EACH);
         stream
     });
     let (mut told, mut least) = (Vec::new(), 0);
-    for written in 1..=60 {
+    for written in 1..=ROUNDS {
         let number = |number: u64| (EACH * (written - 1) + number).to_string();
         let record = |record: u64| NewRecord::new(partition.index, "k", &number(record));
         setup.produce((0..EACH).map(record).collect()).await;
@@ -138,7 +139,7 @@ async fn end_of_a_partition_that_is_written_to_all_the_time_is_never_far_behind(
     told.dedup();
     assert!(told.len() > 1 && told.first() < told.last(), "it moves meanwhile: {told:?}");
     let _open = reader.await.unwrap();
-    setup.ends_at(partition, 60 * EACH).await;
+    setup.ends_at(partition, ROUNDS * EACH).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -146,6 +146,12 @@ impl Client {
         Some(format!("{code}: {text}"))
     }
 
+    /// Lets what is fetched for a partition go to the queue of events, as the late end of an assignment does.
+    #[cfg(test)]
+    pub(crate) fn mislead(&self, partition: Partition) {
+        self.assigned[&partition].mislead(self.consumer.client());
+    }
+
     #[cfg(test)]
     pub(crate) fn break_for_good(&self) {
         crate::ffi::break_client(self.consumer.client());

@@ -106,6 +106,17 @@ impl PartitionQueue {
         unsafe { rd::rd_kafka_queue_forward(self.0.0, fan_in.queue.0) };
     }
 
+    /// Leads the partition's records to the client's own queue.
+    #[cfg(test)]
+    pub(crate) fn mislead<C: ClientContext>(&self, client: &Client<C>) {
+        // SAFETY: client and queue are alive; the reference to the client's queue is given back.
+        unsafe {
+            let events = rd::rd_kafka_queue_get_consumer(client.native_ptr());
+            rd::rd_kafka_queue_forward(self.0.0, events);
+            rd::rd_kafka_queue_destroy(events);
+        }
+    }
+
     /// Keeps what is fetched from now on in this queue, until it is led again.
     pub(crate) fn keep(&self) {
         // SAFETY: the queue is alive; null ends the forwarding.

@@ -54,6 +54,14 @@ pub(crate) enum Command {
     /// Make the client fail for good.
     #[cfg(test)]
     Break,
+    /// Let what is fetched for a partition go astray, until `end` is told, and wait for `on` before anything is taken.
+    #[cfg(test)]
+    Mislead {
+        partition: Partition,
+        begun: oneshot::Sender<()>,
+        end: Receiver<()>,
+        on: Receiver<()>,
+    },
     /// Say how many clients there have been.
     #[cfg(test)]
     CountClients { reply: oneshot::Sender<u64> },
@@ -159,7 +167,7 @@ impl Owner {
             self.dispatch(&mut messages);
             self.unread.prune();
             if is_idle || self.events_at.elapsed() >= WAIT_IDLE {
-                self.serve_events();
+                let _strays = self.serve_events();
             }
             if self.watched_at.elapsed() >= WATCH_INTERVAL {
                 self.watch();
@@ -196,6 +204,15 @@ impl Owner {
             Command::Stop { .. } => unreachable!("the loop ends at a stop"),
             #[cfg(test)]
             Command::Break => self.client.as_ref().expect("a client").break_for_good(),
+            #[cfg(test)]
+            Command::Mislead { partition, begun, end, on } => {
+                let client = self.client.as_ref().expect("a client");
+                client.mislead(partition);
+                begun.send(()).expect("the test waits");
+                end.recv().expect("the test goes on");
+                client.lead(partition);
+                on.recv().expect("the test goes on");
+            }
             #[cfg(test)]
             Command::CountClients { reply } => {
                 reply.send(self.client_count).expect("the test waits");
@@ -308,7 +325,7 @@ impl Owner {
         let mark = |message: &Message| (message.topic_mark(), message.index(), message.is_error());
         let runs: Vec<usize> =
             messages.chunk_by(|one, next| mark(one) == mark(next)).map(<[Message]>::len).collect();
-        let mut touched = BTreeSet::new();
+        let (mut touched, mut astray) = (BTreeSet::new(), BTreeSet::new());
         let mut rest = messages.drain(..);
         for length in runs {
             let run: Vec<Message> = rest.by_ref().take(length).collect();
@@ -317,6 +334,13 @@ impl Owner {
                 run.iter().for_each(unrouted);
                 continue;
             };
+            // What a gap leaves out may wait on the queue of events: then all of this is read again from there.
+            if self.parts.get(&partition).is_some_and(|part| part.is_past_gap(&run)) {
+                astray.extend(self.serve_events());
+            }
+            if astray.contains(&partition) {
+                continue;
+            }
             if first.is_error() {
                 for message in &run {
                     self.partition_error(partition, message);
@@ -390,23 +414,23 @@ impl Owner {
         }
     }
 
-    fn serve_events(&mut self) {
+    /// Answers the partitions that records were found of.
+    fn serve_events(&mut self) -> BTreeSet<Partition> {
         self.events_at = Instant::now();
-        let Some(client) = &self.client else { return };
+        let Some(client) = &self.client else { return BTreeSet::new() };
         let events = client.serve_events();
-        for stray in events.strays {
-            self.take_stray(&stray);
-        }
+        let strays = events.strays.iter().filter_map(|stray| self.take_stray(stray)).collect();
         if let Some(reason) = events.fatal {
             self.discard_client(&reason);
         }
+        strays
     }
 
     /// A record past the order of its partition: read again from the position, or end the partition when later
     /// records went out before it. Nothing is skipped silently.
-    fn take_stray(&mut self, stray: &Stray) {
-        let Some(partition) = self.route(Some(&stray.topic), stray.index) else { return };
-        let Some(part) = self.parts.get(&partition) else { return };
+    fn take_stray(&mut self, stray: &Stray) -> Option<Partition> {
+        let partition = self.route(Some(&stray.topic), stray.index)?;
+        let part = self.parts.get(&partition)?;
         let (topic, offset) = (&part.topic, stray.offset);
         tracing::warn!(%topic, partition = stray.index, offset, "record on the queue of events");
         if part.wants(stray.offset) {
@@ -415,6 +439,7 @@ impl Owner {
             let text = format!("record {} came after later ones", stray.offset);
             self.fail(partition, SourceError::Transient(text.into()));
         }
+        Some(partition)
     }
 
     fn assign_anew(&mut self, partition: Partition) {

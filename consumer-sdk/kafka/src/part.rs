@@ -143,6 +143,18 @@ impl Part {
         self.failure.is_none() && offset >= self.next.signed()
     }
 
+    /// Whether offsets are left out before or within `run`. Compaction and transactions leave them out, and so does a
+    /// record that went astray.
+    pub(crate) fn is_past_gap(&self, run: &[Message]) -> bool {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { return false };
+        let next = self.next.signed();
+        if first.is_error() {
+            return run.iter().any(|message| message.offset() > next);
+        }
+        let span = last.offset().saturating_sub(first.offset()).saturating_add(1);
+        first.offset() > next || i64::try_from(run.len()).is_ok_and(|length| span > length)
+    }
+
     /// Takes records, those that are still to come. Offsets may jump: compaction and transactions leave gaps.
     pub(crate) fn accept(
         &mut self,

@@ -1,6 +1,7 @@
 //! What cannot be provoked from outside.
 
 use tenure_model::PartitionIndex;
+use tenure_sdk::source::Fetched;
 
 use super::*;
 use crate::mock::MockKafka;
@@ -57,4 +58,62 @@ async fn streams_go_on_without_gap_or_repeat_after_the_client_failed_for_good() 
         }
     }
     source.shutdown(Duration::from_secs(10)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_went_astray_are_read_before_later_ones() {
+    for has_later in [true, false] {
+        let kafka = MockKafka::start(1).unwrap();
+        let topic = TopicName::new("astray").unwrap();
+        kafka.create_topic(topic.as_str(), 1).unwrap();
+        let source = KafkaSource::new(KafkaSettings::new(kafka.bootstrap())).unwrap();
+        let topic_id = source.topics(std::slice::from_ref(&topic)).await.unwrap()[0].topic_id;
+        let partition = Partition { topic_id, index: PartitionIndex::new(0).unwrap() };
+        let produce = async || {
+            let (bootstrap, topic) = (kafka.bootstrap(), topic.clone());
+            let produced = tokio::task::spawn_blocking(move || {
+                let records = (0..10).map(|_| NewRecord::new(partition.index, "k", "v"));
+                Producer::new(&bootstrap).unwrap().produce(&topic, records).unwrap();
+            });
+            produced.await.unwrap();
+            // The client fetches them without being asked; nothing here can see it.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        let ahead = ReadAhead { records: 1000, bytes: 1 << 20 };
+        let mut stream = source.open(&topic, partition, NextOffset::ZERO, ahead).await.unwrap();
+        let mut next = 0;
+        let mut read_to = async |end: u64| {
+            while next < end {
+                let item = tokio::time::timeout(Duration::from_secs(20), stream.recv()).await;
+                match item.expect("records in time").expect("the stream goes on") {
+                    Fetched::Passed(passed) => panic!("{next} to {passed} is said to be empty"),
+                    fetched => {
+                        for record in fetched.into_records().unwrap() {
+                            assert_eq!(
+                                record.offset.get(),
+                                next,
+                                "later records first: {has_later}"
+                            );
+                            next += 1;
+                        }
+                    }
+                }
+            }
+        };
+        produce().await;
+        read_to(10).await;
+        let (begun, begins) = oneshot::channel();
+        let (tell_end, end) = std::sync::mpsc::channel();
+        let (tell_on, on) = std::sync::mpsc::channel();
+        assert!(source.send(Command::Mislead { partition, begun, end, on }));
+        begins.await.unwrap();
+        produce().await;
+        tell_end.send(()).unwrap();
+        if has_later {
+            produce().await;
+        }
+        tell_on.send(()).unwrap();
+        read_to(if has_later { 30 } else { 20 }).await;
+        source.shutdown(Duration::from_secs(10)).await;
+    }
 }

@@ -1,6 +1,7 @@
 //! How long a planned move keeps a partition from being worked on.
 
 mod kafka;
+mod names;
 mod trail;
 
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rand::Rng as _;
 use tenure_kafka::{KafkaSettings, KafkaSource};
-use tenure_model::{MemberId, TopicName};
+use tenure_model::{LeaseSettings, MemberId, TopicName};
 use tenure_proto::v1;
 use tenure_sdk::consumer::{ConsumerBuilder, Preparation};
 use tenure_sdk::offsets::{CoordinatorOffsets, OffsetWriter};
@@ -20,8 +21,10 @@ use tenure_sink_postgres::{PostgresSettings, PostgresSink, PostgresWriter};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use self::names::{COORDINATOR, FullNames, Names, POSTGRES};
 use self::trail::{Move, Step, Trail};
 use super::disk::Syncs;
+use super::usage::Load;
 use super::{BenchError, Bound, Measured, Options, Scenario, median, percentile};
 use crate::cluster::{Cluster, block_on};
 use crate::feed::{Feed, Rate};
@@ -33,15 +36,30 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const PARTITIONS: u16 = 24;
 const NODES: u64 = 1;
-/// One for each partition, and some for registrations: those must not queue behind the writers.
-const CONNECTIONS: usize = PARTITIONS as usize + 4;
-const MOVES: u32 = 200;
+/// One for each partition that a member may have, and some for registrations: those must not queue behind the writers.
+const CONNECTIONS: usize = FULL.partitions as usize + 4;
+/// Heartbeats tell soon where a partition is read, so that the next move of it is a warm one.
+const TTL_MS: u64 = 1_500;
 /// Not counted: connections, prepared statements, the broker's virtual machine.
 const WARM_UP_MOVES: u32 = 30;
-/// 500 records a second and partition.
-const RATE: Rate = Rate { pause: Duration::from_millis(2), records: 1 };
+
+/// How much there is to do meanwhile.
+#[derive(Clone, Copy)]
+struct Work {
+    partitions: u16,
+    rate: Rate,
+    moves: u32,
+}
+
+/// A record each 4 ms at each partition, and an effect for each: the processors are busy and have room, and the next
+/// record is never far. Kafka's client sends one partition in a request, and a broker takes up one request of a
+/// connection at a time: beyond some 2,500 of them a second here, records come late.
+const STEADY: Work =
+    Work { partitions: 8, rate: Rate { pause: Duration::from_millis(4), records: 1 }, moves: 200 };
+/// More than the machine can do: records come in bursts, and the gap is the broker's as much as the move's.
+const FULL: Work =
+    Work { partitions: 24, rate: Rate { pause: Duration::from_millis(2), records: 1 }, moves: 60 };
 /// A batch does not wait for more: an effect follows its record at once.
 const LIMITS: Limits = Limits { wait: Duration::ZERO, ..Limits::DEFAULT };
 
@@ -56,49 +74,7 @@ const STEP_MAX: Duration = Duration::from_secs(30);
 const CREATE: &str = "CREATE TABLE handoff (part int NOT NULL, at_offset bigint NOT NULL)";
 const INSERT: &str = "INSERT INTO handoff SELECT $1, unnest($2::bigint[])";
 
-/// Names of the figures of one home.
-struct Names {
-    p50: &'static str,
-    p99: &'static str,
-    unowned_p50: &'static str,
-    unowned_p99: &'static str,
-    steps: [&'static str; Step::ALL.len()],
-}
-
-const COORDINATOR: Names = Names {
-    p50: "coordinator_gap_p50_ms",
-    p99: "coordinator_gap_p99_ms",
-    unowned_p50: "coordinator_unowned_p50_ms",
-    unowned_p99: "coordinator_unowned_p99_ms",
-    steps: [
-        "coordinator_revoke_ms",
-        "coordinator_release_to_grant_ms",
-        "coordinator_register_ms",
-        "coordinator_verify_ms",
-        "coordinator_resume_ms",
-        "coordinator_open_ms",
-        "coordinator_first_fetch_ms",
-    ],
-};
-
-const POSTGRES: Names = Names {
-    p50: "postgres_gap_p50_ms",
-    p99: "postgres_gap_p99_ms",
-    unowned_p50: "postgres_unowned_p50_ms",
-    unowned_p99: "postgres_unowned_p99_ms",
-    steps: [
-        "postgres_revoke_ms",
-        "postgres_release_to_grant_ms",
-        "postgres_register_ms",
-        "postgres_verify_ms",
-        "postgres_resume_ms",
-        "postgres_open_ms",
-        "postgres_first_fetch_ms",
-    ],
-};
-
 fn run(options: &Options) -> Result<Measured, BenchError> {
-    let moves = options.rounds.unwrap_or(if options.is_small { 5 } else { MOVES });
     let (kafka, postgres) = (Kafka::start()?, Postgres::start()?);
     let cluster = Cluster::start(NODES);
     let mut measured = Measured::default();
@@ -108,49 +84,29 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     syncs.note(&mut measured);
     let disk_ms = syncs.p50_ms();
     let disk = if disk_ms > SLOW_DISK_MS { DISK_WAITS * disk_ms } else { 0.0 };
-    measured.setup("partitions", PARTITIONS);
+    let sized = |work: Work| {
+        let moves = options.rounds.unwrap_or(if options.is_small { 5 } else { work.moves });
+        Work { moves, ..work }
+    };
+    let (steady, full) = (sized(STEADY), sized(FULL));
+    measured.setup("partitions", steady.partitions);
     measured.setup("nodes", NODES);
-    measured.setup("moves", moves);
+    measured.setup("moves", steady.moves);
     measured.setup("way", "warm: records are read ahead, there is no state to load");
-    measured.setup("load", "500 records a second and partition, batches that do not wait");
+    measured.setup("load", "250 records a second and partition, batches that do not wait");
+    measured
+        .setup("full", "24 partitions, 500 records a second each: more than the machine can do");
     measured.setup("unowned", "from the old owner's end of work to the new one's start");
+    measured.setup("undisturbed", "between two effects of one owner");
 
-    let rig = Rig { kafka: &kafka, cluster: &cluster, moves };
-    let coordinator = rig.measure(|builder, trail| {
-        let consumer = builder.build()?;
-        let stopper = consumer.stopper();
-        let own = move |owned, ()| done(owned, Arc::clone(&trail));
-        Ok((stopper, tokio::spawn(consumer.run_warm(nothing_to_load, own))))
-    })?;
-    let database = postgres.new_database();
-    postgres.sql(&database, &format!("{}; {CREATE}", tenure_sink_postgres::sql::MIGRATE));
-    let url = postgres.url_of(&database, postgres.port());
-    let in_postgres = rig.measure(|builder, trail| {
-        let settings =
-            PostgresSettings { connections_max: CONNECTIONS, ..PostgresSettings::default() };
-        let sink = tokio::task::block_in_place(|| {
-            let connecting = PostgresSink::connect(url.parse()?, settings);
-            Ok::<_, BenchError>(tokio::runtime::Handle::current().block_on(connecting)?)
-        })?;
-        let consumer = builder.home(sink).build()?;
-        let stopper = consumer.stopper();
-        let own = move |owned, ()| insert(owned, Arc::clone(&trail));
-        Ok((stopper, tokio::spawn(consumer.run_warm(nothing_to_load, own))))
-    })?;
-    let mut worst = (0.0_f64, 0.0_f64);
-    let mut unowned = (0.0_f64, 0.0_f64);
-    for (names, moves) in [(&COORDINATOR, &coordinator), (&POSTGRES, &in_postgres)] {
-        let of = |length: &dyn Fn(&Move) -> f64| moves.iter().map(length).collect::<Vec<f64>>();
-        let (gaps, waits) = (of(&Move::gap_ms), of(&Move::unowned_ms));
-        for (place, step) in Step::ALL.into_iter().enumerate() {
-            measured.metric(names.steps[place], median(&of(&|one| one.step_ms(step))));
-        }
-        measured.metric(names.unowned_p50, median(&waits));
-        measured.metric(names.unowned_p99, percentile(&waits, 99));
-        measured.metric(names.p50, median(&gaps));
-        measured.metric(names.p99, percentile(&gaps, 99));
+    let rig = Rig { kafka: &kafka, postgres: &postgres, cluster: &cluster };
+    let (mut worst, mut unowned) = ((0.0_f64, 0.0_f64), (0.0_f64, 0.0_f64));
+    for home in [Home::Coordinator, Home::Postgres] {
+        let seen = rig.measure_home(home, steady)?;
+        let (gaps, waits) = seen.note(home.names(), &mut measured);
         worst = (worst.0.max(median(&gaps)), worst.1.max(percentile(&gaps, 99)));
         unowned = (unowned.0.max(median(&waits)), unowned.1.max(percentile(&waits, 99)));
+        rig.measure_home(home, full)?.note_full(&home.names().full, &mut measured);
     }
     measured.metric("unowned_p50_ms", unowned.0);
     measured.metric("unowned_p99_ms", unowned.1);
@@ -160,33 +116,82 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     Ok(measured)
 }
 
+/// Where the offsets are.
+#[derive(Clone, Copy)]
+enum Home {
+    Coordinator,
+    Postgres,
+}
+
+impl Home {
+    const fn names(self) -> &'static Names {
+        match self {
+            Self::Coordinator => &COORDINATOR,
+            Self::Postgres => &POSTGRES,
+        }
+    }
+}
+
 type Started<T> = (Stopper, JoinHandle<T>);
 type Ran = Result<tenure_sdk::consumer::Stopped, tenure_sdk::consumer::ConsumerError>;
 
 struct Rig<'a> {
     kafka: &'a Kafka,
+    postgres: &'a Postgres,
     cluster: &'a Cluster,
-    moves: u32,
 }
 
 impl Rig<'_> {
+    fn measure_home(&self, home: Home, work: Work) -> Result<Seen, BenchError> {
+        match home {
+            Home::Coordinator => self.measure(work, |builder, trail| {
+                let consumer = builder.build()?;
+                let stopper = consumer.stopper();
+                let own = move |owned, ()| done(owned, Arc::clone(&trail));
+                Ok((stopper, tokio::spawn(consumer.run_warm(nothing_to_load, own))))
+            }),
+            Home::Postgres => {
+                let database = self.postgres.new_database();
+                let create = format!("{}; {CREATE}", tenure_sink_postgres::sql::MIGRATE);
+                self.postgres.sql(&database, &create);
+                let url = self.postgres.url_of(&database, self.postgres.port());
+                self.measure(work, |builder, trail| {
+                    let settings = PostgresSettings {
+                        connections_max: CONNECTIONS,
+                        ..PostgresSettings::default()
+                    };
+                    let sink = tokio::task::block_in_place(|| {
+                        let connecting = PostgresSink::connect(url.parse()?, settings);
+                        Ok::<_, BenchError>(tokio::runtime::Handle::current().block_on(connecting)?)
+                    })?;
+                    let consumer = builder.home(sink).build()?;
+                    let stopper = consumer.stopper();
+                    let own = move |owned, ()| insert(owned, Arc::clone(&trail));
+                    Ok((stopper, tokio::spawn(consumer.run_warm(nothing_to_load, own))))
+                })
+            }
+        }
+    }
+
     /// Moves single partitions to and fro between two members, each with a runtime and a source of its own.
     fn measure(
         &self,
+        work: Work,
         start: impl Fn(
             ConsumerBuilder<CoordinatorOffsets>,
             Arc<Trail>,
         ) -> Result<Started<Ran>, BenchError>,
-    ) -> Result<Vec<Move>, BenchError> {
-        let topic = self.kafka.new_topic("handoff", PARTITIONS);
+    ) -> Result<Seen, BenchError> {
+        let Work { partitions, rate, moves: count } = work;
+        let topic = self.kafka.new_topic("handoff", partitions);
         let group = unique_name("handoff");
-        let feed = Feed::start(self.kafka, &topic, PARTITIONS.into(), RATE);
+        let feed = Feed::start(self.kafka, &topic, partitions.into(), rate);
         let trail = Arc::new(Trail::default());
         let mut members = Vec::new();
         for name in ["ann", "bob"] {
             members.push(self.join(name, &group, &topic.parse()?, &trail, &start)?);
         }
-        let half = usize::from(PARTITIONS) / 2;
+        let half = usize::from(partitions) / 2;
         let is_shared = || {
             let described = self.cluster.describe(&group).ok();
             described.is_some_and(|group| {
@@ -200,18 +205,23 @@ impl Rig<'_> {
         if !wait_until(STEP_MAX, is_shared) {
             return Err(format!("the partitions were not shared: {}", self.cluster.output()).into());
         }
-        let mut moves = Vec::new();
-        for number in 0..WARM_UP_MOVES + self.moves {
-            let moved = self.move_one(&group, number, &members, &trail)?;
-            if number >= WARM_UP_MOVES {
-                moves.push(moved);
-            }
+        let index = |number: u32| number % u32::from(partitions);
+        for number in 0..WARM_UP_MOVES {
+            self.move_one(&group, index(number), &members, &trail)?;
         }
+        let (load, started) = (Load::start()?, Instant::now());
+        drop(trail.take_pauses());
+        let mut moves = Vec::new();
+        for number in WARM_UP_MOVES..WARM_UP_MOVES + count {
+            moves.push(self.move_one(&group, index(number), &members, &trail)?);
+        }
+        let (busy_share, pauses) = (load.busy_share()?, trail.take_pauses());
+        let effects_per_s = pauses.len() as f64 / started.elapsed().as_secs_f64();
         for member in members {
             member.stop()?;
         }
         let _records = feed.end();
-        Ok(moves)
+        Ok(Seen { moves, pauses, busy_share, effects_per_s })
     }
 
     fn join(
@@ -235,6 +245,7 @@ impl Rig<'_> {
             let builder =
                 Consumer::builder(group.parse()?, vec![topic.clone()], Arc::new(source), addresses)
                     .member(id.clone())
+                    .lease(LeaseSettings::for_ttl(TTL_MS))
                     .on_acquire_step(move |step, grant| {
                         seen.note_step(step, &grant);
                         std::future::ready(())
@@ -247,19 +258,14 @@ impl Rig<'_> {
     fn move_one(
         &self,
         group: &str,
-        number: u32,
+        index: u32,
         members: &[Member],
         trail: &Trail,
     ) -> Result<Move, BenchError> {
         // Not in step with the feed, and never the same partition twice in a row.
         thread::sleep(Duration::from_micros(rand::rng().random_range(8_000..16_000)));
-        let index = number % u32::from(PARTITIONS);
-        let described = self.cluster.describe(group)?;
-        let found = described
-            .partitions
-            .iter()
-            .find(|found| found.partition.as_ref().is_some_and(|of| of.index == index))
-            .ok_or("the partition is not known")?;
+        // Nobody moves a partition that has just been moved: by now its owner has told where it reads.
+        let found = self.running(group, index)?;
         let to = members
             .iter()
             .find(|member| member.id.as_str() != found.member)
@@ -290,11 +296,71 @@ impl Rig<'_> {
         moved.ok_or_else(|| {
             let (marks, output) = (trail.of(index), self.cluster.output());
             let from = found.epoch;
-            format!(
-                "move {number} of partition {index} from e{from} did not end: {marks}\n{output}"
-            )
-            .into()
+            format!("move of partition {index} from e{from} did not end: {marks}\n{output}").into()
         })
+    }
+}
+
+impl Seen {
+    fn of(&self, length: impl Fn(&Move) -> f64) -> Vec<f64> {
+        self.moves.iter().map(length).collect()
+    }
+
+    /// Notes everything; answers the gaps, and how long nobody worked.
+    fn note(&self, names: &Names, measured: &mut Measured) -> (Vec<f64>, Vec<f64>) {
+        let (gaps, waits) = (self.of(Move::gap_ms), self.of(Move::unowned_ms));
+        for ((p50, p99), step) in names.steps.into_iter().zip(Step::ALL) {
+            let lengths = self.of(|one| one.step_ms(step));
+            measured.metric(p50, median(&lengths));
+            measured.metric(p99, percentile(&lengths, 99));
+        }
+        measured.metric(names.busy, self.busy_share);
+        measured.metric(names.effects, self.effects_per_s);
+        measured.metric(names.undisturbed_p50, median(&self.pauses));
+        measured.metric(names.undisturbed_p99, percentile(&self.pauses, 99));
+        measured.metric(names.unowned_p50, median(&waits));
+        measured.metric(names.unowned_p99, percentile(&waits, 99));
+        measured.metric(names.p50, median(&gaps));
+        measured.metric(names.p99, percentile(&gaps, 99));
+        (gaps, waits)
+    }
+
+    fn note_full(&self, names: &FullNames, measured: &mut Measured) {
+        let (gaps, waits) = (self.of(Move::gap_ms), self.of(Move::unowned_ms));
+        measured.metric(names.undisturbed_p99, percentile(&self.pauses, 99));
+        measured.metric(names.unowned_p50, median(&waits));
+        measured.metric(names.unowned_p99, percentile(&waits, 99));
+        measured.metric(names.p50, median(&gaps));
+        measured.metric(names.p99, percentile(&gaps, 99));
+    }
+}
+
+/// What was measured with one home.
+struct Seen {
+    moves: Vec<Move>,
+    /// Between two effects of one owner, in milliseconds.
+    pauses: Vec<f64>,
+    /// Share of the machine's processors that was in use.
+    busy_share: f64,
+    effects_per_s: f64,
+}
+
+impl Rig<'_> {
+    /// A partition once its owner's heartbeats tell where it reads.
+    fn running(&self, group: &str, index: u32) -> Result<v1::PartitionInfo, BenchError> {
+        let is_it = |found: &v1::PartitionInfo| {
+            let of = found.partition.as_ref().is_some_and(|of| of.index == index);
+            of && found.acquired && found.position.is_some()
+        };
+        let until = Instant::now() + STEP_MAX;
+        while Instant::now() < until {
+            let described = self.cluster.describe(group)?;
+            if let Some(found) = described.partitions.into_iter().find(is_it) {
+                return Ok(found);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Err(format!("the owner of partition {index} does not tell where it reads").into())
     }
 }
 
@@ -353,7 +419,7 @@ async fn work<S: FencedSink>(
     while let Some(batch) = input.next_batch(&LIMITS).await {
         trail.note_first(&grant);
         effect(part, &mut writer, &batch).await?;
-        trail.note(&grant, |marks, now| marks.effect = Some(now));
+        trail.note_effect(&grant);
     }
     trail.note(&grant, |marks, now| marks.ended = Some(now));
     Ok(())

@@ -78,6 +78,40 @@ fn cpu_s(process: u32) -> Result<f64, BenchError> {
     }
 }
 
+/// What all processors of the machine do, over a stretch of time.
+pub(super) struct Load {
+    busy: f64,
+    all: f64,
+}
+
+impl Load {
+    /// Starts now.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel does not tell.
+    pub(super) fn start() -> Result<Self, BenchError> {
+        let text = fs::read_to_string("/proc/stat")?;
+        let line = text.lines().next().and_then(|line| line.strip_prefix("cpu "));
+        let fields = line.ok_or("/proc/stat has no processors")?.split_whitespace();
+        let times: Vec<f64> = fields.take(8).map(str::parse).collect::<Result<_, _>>()?;
+        let all = times.iter().sum();
+        // Idle, and idle while a disk works.
+        let idle: f64 = times.iter().skip(3).take(2).sum();
+        Ok(Self { busy: all - idle, all })
+    }
+
+    /// Share of their time that the processors were busy, whoever with, 0 to 1.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Load::start`].
+    pub(super) fn busy_share(&self) -> Result<f64, BenchError> {
+        let now = Self::start()?;
+        Ok((now.busy - self.busy) / (now.all - self.all).max(1.0))
+    }
+}
+
 /// Memory of a process in MiB: now, and at most so far.
 ///
 /// # Errors
@@ -111,12 +145,13 @@ mod tests {
 
     #[test]
     fn work_costs_processor_time_and_memory_is_told() {
-        let meter = Meter::start(vec![]).unwrap();
+        let (meter, load) = (Meter::start(vec![]).unwrap(), Load::start().unwrap());
         let mut sum = 0_u64;
         while meter.stop().unwrap().client_s < 0.02 {
             sum = (0..1_000_000_u64).fold(sum, |sum, next| sum.wrapping_mul(31).wrapping_add(next));
         }
         assert_ne!(sum, 1);
+        assert!(load.busy_share().unwrap() > 0.0);
         let (now, most) = resident_mib(std::process::id()).unwrap();
         assert!(now > 1.0 && now <= most + 0.5, "{now} {most}");
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 
-use super::{PARTITIONS, RATE, STEP_MAX};
+use super::{STEADY, STEP_MAX, Work};
 use crate::bench::{BenchError, Measured, median};
 use crate::feed::Feed;
 use crate::servers::{Kafka, unique_name, wait_until};
@@ -31,9 +31,10 @@ pub(super) fn measure(measured: &mut Measured, kafka: &Kafka) -> Result<(), Benc
 }
 
 fn join(kafka: &Kafka, protocol: &str) -> Result<Vec<f64>, BenchError> {
-    let topic = kafka.new_topic("rebalance", PARTITIONS);
+    let Work { partitions, rate, .. } = STEADY;
+    let topic = kafka.new_topic("rebalance", partitions);
     let group = unique_name("rebalance");
-    let feed = Feed::start(kafka, &topic, PARTITIONS.into(), RATE);
+    let feed = Feed::start(kafka, &topic, partitions.into(), rate);
     let seen: Seen = Arc::default();
     let ending = Arc::new(AtomicBool::new(false));
     let mut members: Vec<JoinHandle<()>> = Vec::new();
@@ -44,13 +45,13 @@ fn join(kafka: &Kafka, protocol: &str) -> Result<Vec<f64>, BenchError> {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.keys().filter(|(_, of)| *of == member).count()
     };
-    let half = usize::from(PARTITIONS) / 2;
+    let half = usize::from(partitions) / 2;
     if !wait_until(STEP_MAX, || count_of(0) >= half && count_of(1) >= half) {
         return Err("the group of Kafka did not share the partitions".into());
     }
     thread::sleep(Duration::from_secs(1));
     members.push(start(kafka, &topic, &group, protocol, 2, &seen, &ending)?);
-    let joined = wait_until(STEP_MAX, || count_of(2) >= usize::from(PARTITIONS) / 3);
+    let joined = wait_until(STEP_MAX, || count_of(2) >= usize::from(partitions) / 3);
     ending.store(true, Ordering::SeqCst);
     for member in members {
         member.join().map_err(|_panic| "a member of Kafka's group failed")?;
@@ -66,7 +67,7 @@ fn join(kafka: &Kafka, protocol: &str) -> Result<Vec<f64>, BenchError> {
         let last = before.map(|(_, last)| *last).filter(|last| last < first).max()?;
         Some(first.saturating_duration_since(last).as_secs_f64() * 1_000.0)
     };
-    let gaps: Vec<f64> = (0..i32::from(PARTITIONS)).filter_map(gap).collect();
+    let gaps: Vec<f64> = (0..i32::from(partitions)).filter_map(gap).collect();
     if gaps.is_empty() { Err("no partition moved in Kafka's group".into()) } else { Ok(gaps) }
 }
 

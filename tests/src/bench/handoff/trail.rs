@@ -98,9 +98,24 @@ impl Move {
 pub(super) struct Trail {
     marks: Mutex<HashMap<(u32, u64), Marks>>,
     moved: Condvar,
+    pauses: Mutex<Vec<f64>>,
 }
 
 impl Trail {
+    pub(super) fn note_effect(&self, grant: &Grant) {
+        let mut pause = None;
+        self.note(grant, |marks, now| pause = marks.effect.replace(now).map(|last| now - last));
+        if let Some(pause) = pause {
+            let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+            pauses.push(pause.as_secs_f64() * 1_000.0);
+        }
+    }
+
+    /// How long it was between two effects of one owner, in milliseconds, since this was last asked.
+    pub(super) fn take_pauses(&self) -> Vec<f64> {
+        std::mem::take(&mut *self.pauses.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<(u32, u64), Marks>> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -81,17 +81,22 @@ async fn rig() -> Rig {
     Rig { node, client, ann, before, _folder: folder }
 }
 
+/// The next commit of a grant.
+fn line_of(grant: &v1::Assigned, next_offset: u64) -> v1::OffsetCommit {
+    v1::OffsetCommit {
+        partition: grant.partition.clone(),
+        epoch: grant.epoch,
+        sequence: 6,
+        next_offset,
+        metadata: vec![],
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_commits_and_fetches_change_nothing() {
     let Rig { node, mut client, ann, before, _folder, .. } = rig().await;
     let grant = ann.assigned(0).unwrap();
-    let line = v1::OffsetCommit {
-        partition: grant.partition.clone(),
-        epoch: grant.epoch,
-        sequence: 6,
-        next_offset: 51,
-        metadata: vec![],
-    };
+    let line = line_of(&grant, 51);
     let with =
         |commits| v1::CommitRequest { group: GROUP.to_owned(), member: "ann".to_owned(), commits };
     let one = |change: &dyn Fn(&mut v1::OffsetCommit)| {

@@ -10,13 +10,7 @@ use super::*;
 async fn malformed_rewinds_change_nothing() {
     let Rig { node, mut client, ann, before, _folder, .. } = rig().await;
     let grant = ann.assigned(0).unwrap();
-    let line = v1::OffsetCommit {
-        partition: grant.partition.clone(),
-        epoch: grant.epoch,
-        sequence: 6,
-        next_offset: 7,
-        metadata: vec![],
-    };
+    let line = line_of(&grant, 7);
     let with = |commit| v1::RewindRequest {
         group: GROUP.to_owned(),
         member: "ann".to_owned(),

@@ -220,6 +220,14 @@ fn confirm(reign: &mut Reign, rig: &Rig) {
     reign.answer(waiting, rig.machine.state());
 }
 
+/// A session that was told that it has joined.
+fn joined(reign: &mut Reign, rig: &Rig, name: &str) -> Ends {
+    let mut ends = Ends::open(reign, name, at(0));
+    confirm(reign, rig);
+    assert!(matches!(ends.came().as_slice(), [Down::Joined(_)]));
+    ends
+}
+
 #[test]
 fn next_leader_expires_a_silent_member_by_when_this_replica_first_saw_it() {
     let mut rig = Rig::new();
@@ -288,9 +296,7 @@ fn silent_member_ends_within_one_look_after_its_ttl_whatever_that_is_l05() {
 fn expiring_member_hears_nothing_until_its_end_is_applied() {
     let mut rig = Rig::new();
     let mut reign = rig.begin(at(0));
-    let mut ann = Ends::open(&mut reign, "ann", at(0));
-    confirm(&mut reign, &rig);
-    ann.came();
+    let mut ann = joined(&mut reign, &rig, "ann");
     // Its heartbeat was received and waits while the deadline passes.
     reign.table.check(at(10_000));
     beat(&mut reign, "ann", 1, at(10_001));
@@ -307,9 +313,7 @@ fn expiring_member_hears_nothing_until_its_end_is_applied() {
 fn silent_member_is_answered_once_the_log_says_that_it_was_heard() {
     let mut rig = Rig::new();
     let mut reign = rig.begin(at(0));
-    let mut ann = Ends::open(&mut reign, "ann", at(0));
-    confirm(&mut reign, &rig);
-    ann.came();
+    let mut ann = joined(&mut reign, &rig, "ann");
     reign.table.check(at(4_000));
     let members = reign.table.silence_to_log(at(4_000));
     rig.follow(&mut reign, Command::MarkMembersSilent { term: Term(1), members }, at(4_001));
@@ -382,11 +386,8 @@ fn late_verdict_on_hearing_does_not_undo_a_silence_since() {
 fn revoke_is_pushed_and_its_remaining_drain_counts_from_the_receipt_that_is_answered() {
     let mut rig = Rig::new();
     let mut reign = rig.begin(at(0));
-    let mut ann = Ends::open(&mut reign, "ann", at(0));
-    let mut bob = Ends::open(&mut reign, "bob", at(0));
-    confirm(&mut reign, &rig);
-    ann.came();
-    bob.came();
+    let mut ann = joined(&mut reign, &rig, "ann");
+    let mut bob = joined(&mut reign, &rig, "bob");
     let operator = OperatorContext {
         request: "r1".parse().unwrap(),
         reason: "test".to_owned(),

@@ -10,13 +10,6 @@ fn list(rig: &Rig) -> (Vec<Held>, u64) {
     (held, assignment.version.0)
 }
 
-fn joined(reign: &mut Reign, rig: &Rig, name: &str) -> Ends {
-    let mut ends = Ends::open(reign, name, at(0));
-    confirm(reign, rig);
-    assert!(matches!(ends.came().as_slice(), [Down::Joined(_)]));
-    ends
-}
-
 /// What a heartbeat says beside a list of one running partition, whether it takes an answer without a list, and
 /// whether it gets one.
 fn cases(held: &[Held], version: u64) -> Vec<(&'static str, Said, bool, bool)> {

@@ -8,6 +8,7 @@ use tenure_tests::cluster::{Cluster, SHORT_LENGTHS};
 use tenure_tests::figures::tell;
 use tenure_tests::process::Process;
 use tenure_tests::servers::{Kafka, require, unique_name, wait_until};
+use tenure_tests::tier;
 
 use crate::apart;
 use crate::member::Member;
@@ -145,6 +146,9 @@ fn outage_of_kafka_costs_a_member_few_lines_in_its_log() {
 
 #[test]
 fn node_without_a_majority_writes_few_lines_in_its_log() {
+    if !tier::has_time() {
+        return;
+    }
     let mut cluster = Cluster::start(3);
     let (leader, _) = cluster.raft_leader();
     let others: Vec<u64> = (1..=3).filter(|node| *node != leader).collect();

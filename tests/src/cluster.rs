@@ -358,6 +358,27 @@ impl Cluster {
         }))
     }
 
+    /// All grants of a partition that are remembered, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// When no node answers in time, or the partition is not known.
+    pub fn history(
+        &self,
+        group: &str,
+        partition: &v1::Partition,
+    ) -> Result<Vec<v1::GrantRecord>, CallError> {
+        let (group, partition) = (group.to_owned(), Some(partition.clone()));
+        let request = v1::HistoryRequest { group, partition, at: None };
+        block_on(self.client.call(Repeat::Safe, CALL, |channel| {
+            let request = request.clone();
+            async move {
+                let mut client = v1::ownership_client::OwnershipClient::new(channel);
+                Ok(client.history(request).await?.into_inner().grants)
+            }
+        }))
+    }
+
     fn describe_cluster(&self) -> Result<v1::DescribeClusterResponse, CallError> {
         block_on(self.client.call(Repeat::Safe, CALL, |channel| async move {
             let mut client = v1::ownership_client::OwnershipClient::new(channel);

@@ -23,12 +23,18 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     let length = options.length(LENGTH);
     let cluster = Cluster::start_with(nodes::COUNT, "");
     let mut measured = Measured::default();
-    let done = measure(&mut measured, &cluster, length);
+    // What else runs beside a small one is load enough.
+    let done = measure(&mut measured, &cluster, length, !options.is_small);
     nodes::with_output(&cluster, done)?;
     Ok(measured)
 }
 
-fn measure(measured: &mut Measured, cluster: &Cluster, length: Duration) -> Result<(), BenchError> {
+fn measure(
+    measured: &mut Measured,
+    cluster: &Cluster,
+    length: Duration,
+    has_busy_loops: bool,
+) -> Result<(), BenchError> {
     nodes::note(measured, cluster);
     measured.setup("seconds", length.as_secs_f64());
     let runtime = nodes::client_runtime()?;
@@ -38,7 +44,7 @@ fn measure(measured: &mut Measured, cluster: &Cluster, length: Duration) -> Resu
     let group = &crew.shape.group;
     let committers = crew.members.iter().map(|member| Committer::of(group, member, usize::MAX));
     let (_, term_before) = cluster.raft_leader();
-    let loops = BusyLoops::start();
+    let loops = BusyLoops::start(has_busy_loops);
     measured.setup("busy_loops", loops.0.1);
     let started = Instant::now();
     let committed = runtime.block_on(commit_all(committers.collect(), length));
@@ -61,13 +67,14 @@ fn measure(measured: &mut Measured, cluster: &Cluster, length: Duration) -> Resu
     Ok(())
 }
 
-/// One thread for each processor that never rests, until this is dropped.
+/// One thread for each processor that never rests, until this is dropped; or none.
 struct BusyLoops((Arc<AtomicBool>, usize));
 
 impl BusyLoops {
-    fn start() -> Self {
+    fn start(is_wanted: bool) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let count = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let processors = std::thread::available_parallelism();
+        let count = if is_wanted { processors.map_or(1, std::num::NonZeroUsize::get) } else { 0 };
         for _ in 0..count {
             let stop = Arc::clone(&stop);
             std::thread::spawn(move || {

@@ -93,9 +93,7 @@ impl Subject for OverHttp {
 
 fn options() -> Options {
     let handovers = u32::try_from(tier::Tier::current().repetitions(1_000)).unwrap();
-    // Each write is a request, a handler that stops, and a transaction; eight of them stand before a registration.
-    let registration_max = Duration::from_secs(2);
-    Options { handovers, registration_max, ..Options::with_seed(tier::seed()) }
+    Options { handovers, ..Options::with_seed(tier::seed()) }
 }
 
 #[tokio::test(flavor = "multi_thread")]

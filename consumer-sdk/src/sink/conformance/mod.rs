@@ -98,7 +98,8 @@ pub struct Options {
     /// Longest time from one hand-over of the hammer to the next. Default 30 ms. Where two acquisitions with a write take
     /// longer, they count, up to 400 ms more; give more to a sink that is slower, or no owner gets as far as a write.
     pub handover_interval_max: Duration,
-    /// Longest registration under 8 writers of the old epoch. Default 1 s.
+    /// Longest registration under 8 writers of the old epoch. Default 1 s. One that takes longer fails once more than 64 of
+    /// their writes got in before it, which tells starving from a slow machine; or after ten times as long in any case.
     pub registration_max: Duration,
     /// Calls of a hundred that may be answered `Transient`, counted for each check; two of a check are free. Counted are
     /// writes and acquisitions that nothing keeps waiting, and those of the hammer. Default 5; more for a sink whose

@@ -251,7 +251,8 @@ fn is_test(path: &Path) -> bool {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    // Tests run in the folder of their package; one that was compiled in may be another checkout's.
+    Path::new("..").canonicalize().unwrap()
 }
 
 /// Names of the packages that `package` depends on for a build without tests, in all its features.

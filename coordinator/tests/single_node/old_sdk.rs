@@ -70,8 +70,7 @@ impl Decoder for Raw {
 type Messages = BTreeMap<String, Vec<u8>>;
 
 fn file(version: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/single_node");
-    folder.join(format!("wire-{version}.txt"))
+    Path::new("tests/single_node").join(format!("wire-{version}.txt"))
 }
 
 /// What this version would send.

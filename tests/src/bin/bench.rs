@@ -78,7 +78,9 @@ fn build_the_program() -> Result<(), String> {
     }
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--locked", "--package", "tenure-cli"]);
-    build.current_dir(env!("CARGO_MANIFEST_DIR"));
+    if let Some(folder) = std::env::var_os("CARGO_MANIFEST_DIR") {
+        build.current_dir(folder);
+    }
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }

@@ -106,7 +106,7 @@ pub(super) fn play_apart(scene: Scene, seed: u64) -> Played {
 
 /// What is preloaded: compiled once for each test process, which needs no more than a build does.
 static ENTROPY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/simulation/wire/entropy.c");
+    let source = "tests/simulation/wire/entropy.c";
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let library = folder.join(format!("entropy-{}.so", std::process::id()));
     let compiled = Command::new("cc")

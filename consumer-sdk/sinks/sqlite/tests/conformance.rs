@@ -78,7 +78,7 @@ fn handovers() -> u32 {
 
 async fn failed_of(settings: SqliteSettings, options: Options) -> Vec<Check> {
     let folder = tempfile::tempdir().unwrap();
-    let settings = SqliteSettings { busy_timeout: Duration::from_millis(500), ..settings };
+    let settings = SqliteSettings { busy_timeout: Duration::from_secs(2), ..settings };
     let subject = Arc::new(File { path: folder.path().join("data.db"), settings });
     let report = conformance::run(&subject, options).await;
     println!("{report}");

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::address::Address;
+
 /// Decides which consumer process owns which stream partition, for how long, and with which fencing token.
 #[derive(Debug, Parser)]
 #[command(
@@ -266,16 +268,20 @@ pub(crate) struct ImportArgs {
     /// The group of Tenure; refused while it has members. Default: the same name.
     #[arg(long)]
     pub(crate) group: Option<String>,
-    /// The sink that keeps the group's offsets: postgres://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:PATH. Default: the
-    /// coordinator keeps them.
-    #[arg(long, value_name = "URL")]
-    pub(crate) home: Option<String>,
+    /// The sink that keeps the group's offsets: postgres://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:PATH. Default: what
+    /// TENURE_IMPORT_HOME holds, or else the coordinator keeps them. `ps` shows it: a password goes into a file or the
+    /// variable.
+    #[arg(long, value_name = "URL", conflicts_with = "home_file")]
+    pub(crate) home: Option<Address>,
+    /// File that holds the address of that sink on one line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) home_file: Option<PathBuf>,
     /// Name of that sink in the settings of the group's services. Default: postgres or sqlite.
-    #[arg(long, requires = "home")]
+    #[arg(long)]
     pub(crate) home_name: Option<String>,
-    /// Its fence table.
-    #[arg(long, requires = "home", default_value = "tenure_fence")]
-    pub(crate) home_table: String,
+    /// Its fence table. Default: tenure_fence.
+    #[arg(long)]
+    pub(crate) home_table: Option<String>,
     /// Sets the offsets. A partition that has one already keeps it.
     #[arg(long)]
     pub(crate) apply: bool,
@@ -390,8 +396,13 @@ pub(crate) struct SinkSchemaArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SinkCheckArgs {
-    /// Where the sink is; the forms are below.
-    pub(crate) url: String,
+    /// Where the sink is; the forms are below. Default: what TENURE_SINK_URL holds. `ps` shows it: a password goes into
+    /// a file or the variable.
+    #[arg(conflicts_with = "url_file")]
+    pub(crate) url: Option<Address>,
+    /// File that holds the URL on one line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) url_file: Option<PathBuf>,
     /// Name of the fence table; with Redis, last part of the fence key.
     #[arg(long, default_value = "tenure_fence")]
     pub(crate) table: String,

@@ -39,6 +39,7 @@ pub(crate) async fn run(args: &ImportArgs) -> Result<(), Failure> {
     let usage = |message: String| Failure { message, exit: exit::USAGE };
     let target = args.group.as_deref().unwrap_or(&args.kafka_group);
     let group = GroupId::new(target).map_err(|error| usage(format!("--group: {error}")))?;
+    let address = home::address(args)?;
     let mut topics = Vec::new();
     for topic in &args.topics {
         topics.push(TopicName::new(topic).map_err(|error| usage(format!("--topic: {error}")))?);
@@ -51,7 +52,7 @@ pub(crate) async fn run(args: &ImportArgs) -> Result<(), Failure> {
     }
     let plan = read(&settings, &args.kafka_group, infos, args.apply).await?;
     refuse_members(args, &group).await?;
-    let home = Home::open(args).await?;
+    let home = Home::open(args, address.as_ref()).await?;
     if !args.apply {
         show(args, &plan, None);
         if args.query.output == Output::Table {

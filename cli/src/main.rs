@@ -1,5 +1,6 @@
 //! The program `tenure`: serve, operate, demo.
 
+mod address;
 mod args;
 mod cluster;
 mod demo;

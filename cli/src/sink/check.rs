@@ -5,7 +5,11 @@ use std::time::Duration;
 use super::report::Report;
 use super::{kafka, postgres, sqlite, usage};
 use crate::Failure;
+use crate::address::Ways;
 use crate::args::SinkCheckArgs;
+
+/// How the URL is given.
+const URL: Ways = Ways { argument: "URL", file: "--url-file", variable: "TENURE_SINK_URL" };
 
 /// A kind of sink that can be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +56,11 @@ impl Kind {
 
 /// Checks one sink and prints what was found.
 pub(crate) async fn check(args: &SinkCheckArgs) -> Result<(), Failure> {
-    let SinkCheckArgs { url, table, output, timeout_ms } = args;
+    let SinkCheckArgs { url, url_file, table, output, timeout_ms } = args;
+    let url = URL.find(url.as_ref(), url_file.as_deref())?.ok_or_else(|| {
+        usage(format!("name the sink by {}, {} FILE or {}", URL.argument, URL.file, URL.variable))
+    })?;
+    let url = url.expose();
     let kind = Kind::of(url)?;
     let mut report = Report::new(kind.as_str());
     let limit = Duration::from_millis(*timeout_ms);

@@ -13,7 +13,7 @@ use tenure_model::{Partition, TopicName};
 
 use crate::ffi::{FanIn, Message, PartitionQueue, TopicHandle, Waker, cached_high};
 use crate::part::Part;
-use crate::settings::KafkaSettings;
+use crate::settings::{KafkaSettings, create};
 
 /// Messages taken at once: those of one partition fill a batch of the default limits, so that none is taken apart.
 const BATCH_MAX: usize = 500;
@@ -58,7 +58,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(settings: &KafkaSettings, waker: &Arc<Waker>) -> KafkaResult<Self> {
-        let consumer: BaseConsumer<Context> = settings.reader().create_with_context(Context)?;
+        let consumer: BaseConsumer<Context> = create(&settings.reader(), Context)?;
         let fan_in = FanIn::new(consumer.client(), waker);
         Ok(Self { assigned: BTreeMap::new(), known: BTreeMap::new(), fan_in, consumer })
     }

@@ -10,7 +10,7 @@ use tenure_model::{NextOffset, TopicName};
 use tenure_sdk::source::TopicInfo;
 
 use crate::client::Context;
-use crate::settings::{KafkaSettings, SettingsError};
+use crate::settings::{KafkaSettings, SettingsError, create};
 
 /// Longest wait for one answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,8 +62,7 @@ impl KafkaGroup {
         let mut config = settings.lookup();
         config.set("client.id", format!("{}-group", settings.client_id));
         config.set("group.id", name);
-        let client = config
-            .create_with_context(Context)
+        let client = create(&config, Context)
             .map_err(|source| GroupError::Kafka { group: name.to_owned(), source })?;
         Ok(Self { name: name.to_owned(), client })
     }

@@ -16,7 +16,7 @@ use tenure_sdk::source::{ResetPolicy, SourceError, TopicInfo};
 use crate::client::Context;
 use crate::convert::{is_final, is_unknown, request_error};
 use crate::ffi::{Described, describe_topics};
-use crate::settings::KafkaSettings;
+use crate::settings::{KafkaSettings, create};
 
 /// Longest wait for one answer.
 pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub(crate) struct Lookup {
 
 impl Lookup {
     pub(crate) fn new(settings: &KafkaSettings) -> KafkaResult<Self> {
-        let client = settings.lookup().create_with_context(Context)?;
+        let client = create(&settings.lookup(), Context)?;
         Ok(Self {
             client,
             known: Mutex::default(),

@@ -13,7 +13,7 @@ use tenure_sdk::offsets::{MirroredOffset, OffsetMirror};
 use tokio::sync::oneshot;
 
 use crate::client::Context;
-use crate::settings::KafkaSettings;
+use crate::settings::{KafkaSettings, create};
 use crate::source::StartError;
 
 /// Shortest time between two commits.
@@ -69,7 +69,7 @@ impl KafkaMirror {
         let mut config = settings.lookup();
         config.set("client.id", format!("{}-mirror", settings.client_id));
         config.set("group.id", kafka_group);
-        let client: BaseConsumer<Context> = config.create_with_context(Context)?;
+        let client: BaseConsumer<Context> = create(&config, Context)?;
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
         let write = move || of_thread.write_until_the_end(&client);

@@ -1,11 +1,17 @@
 //! Settings of the source.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use rdkafka::ClientConfig;
+use rdkafka::config::FromClientConfigAndContext;
+use rdkafka::consumer::ConsumerContext;
+use rdkafka::error::{KafkaError, KafkaResult};
 
 /// Settings of a [`KafkaSource`](crate::KafkaSource).
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// `Debug` leaves out the values of [`extra`](Self::extra), of which some are passwords and keys.
+#[derive(Clone, PartialEq, Eq)]
 pub struct KafkaSettings {
     /// Brokers to start from, `host:port` separated by commas.
     pub bootstrap: String,
@@ -17,6 +23,33 @@ pub struct KafkaSettings {
     /// Further settings of librdkafka by its own names (`security.protocol`, `fetch.wait.max.ms`, …). They win over
     /// the defaults of this crate; those that would break ownership are refused.
     pub extra: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for KafkaSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bootstrap, client_id, headers, extra } = self;
+        f.debug_struct("KafkaSettings")
+            .field("bootstrap", bootstrap)
+            .field("client_id", client_id)
+            .field("headers", headers)
+            .field("extra", &extra.keys())
+            .finish()
+    }
+}
+
+/// Makes a client. The error tells which setting is refused, and not its value: a password under a misspelt name would
+/// be in it.
+pub(crate) fn create<C: ConsumerContext, T: FromClientConfigAndContext<C>>(
+    config: &ClientConfig,
+    context: C,
+) -> KafkaResult<T> {
+    config.create_with_context(context).map_err(|error| {
+        if let KafkaError::ClientConfig(result, text, key, _value) = error {
+            KafkaError::ClientConfig(result, text, key, String::new())
+        } else {
+            error
+        }
+    })
 }
 
 /// A setting that contradicts what the source promises.
@@ -136,6 +169,7 @@ impl KafkaSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{KafkaGroup, KafkaMirror, KafkaSource};
 
     #[test]
     fn settings_that_would_break_ownership_are_refused_by_name() {
@@ -146,6 +180,27 @@ mod tests {
             assert!(text.contains(key), "{text}");
         }
         assert_eq!(KafkaSettings::new(" ").validate(), Err(SettingsError::NoBootstrap));
+    }
+
+    #[test]
+    fn password_is_neither_in_debug_nor_in_the_error_of_a_setting_that_is_refused() {
+        const SECRET: &str = "s3cret-that-nobody-sees";
+        for key in ["sasl.password", "sasl.pasword", "ssl.key.pem", "sasl.jaas.config"] {
+            let mut settings = KafkaSettings::new("127.0.0.1:9092");
+            settings.extra.insert(key.into(), SECRET.into());
+            let debug = format!("{settings:?}");
+            assert!(debug.contains(key) && !debug.contains(SECRET), "{debug}");
+            for made in [
+                KafkaSource::new(settings.clone()).map(drop).map_err(|e| format!("{e} {e:?}")),
+                KafkaGroup::new(&settings, "g").map(drop).map_err(|e| format!("{e} {e:?}")),
+                KafkaMirror::new(&settings, "g").map(drop).map_err(|e| format!("{e} {e:?}")),
+            ] {
+                // Whether the client takes a setting depends on how it was built; the misspelt one it never takes.
+                assert!(made.is_err() || key != "sasl.pasword", "{key}");
+                let text = made.err().unwrap_or_default();
+                assert!(!text.contains(SECRET), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -74,6 +74,50 @@ fn what_is_no_name_or_no_database_is_wrong_usage_and_names_the_next_step() {
 }
 
 #[test]
+fn url_with_a_password_comes_from_a_file_or_the_environment_and_is_never_shown() {
+    const SECRET: &str = "s3cret-that-nobody-sees";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("url");
+    let run = |arguments: &[&str], variable: &str| {
+        let mut command = Command::new(tenure_bin());
+        command.args(["sink", "check", "--timeout-ms", "2000"]).args(arguments);
+        command.env("TENURE_LOG", "trace").env("TENURE_SINK_URL", variable);
+        let output = command.output().unwrap();
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(!said.contains(SECRET), "{arguments:?}: {said}");
+        (output.status.code().unwrap(), said)
+    };
+    let port = tenure_tests::servers::free_port();
+    for (url, code) in [
+        (format!("postgres://ann:{SECRET}@127.0.0.1:{port}/d"), 1),
+        (format!("postgres://ann:{SECRET}@127.0.0.1:port/d"), 2),
+        (format!("mysql://ann:{SECRET}@127.0.0.1:{port}/d"), 1),
+        (format!("mysql://ann:{SECRET}@127.0.0.1:{port}"), 2),
+        (format!("redis://ann:{SECRET}@127.0.0.1:{port}"), 1),
+        (format!("redis://ann:{SECRET}@127.0.0.1:port"), 2),
+        (format!("gopher://ann:{SECRET}@127.0.0.1"), 2),
+    ] {
+        std::fs::write(&file, &url).unwrap();
+        let from_file = run(&["--url-file", file.to_str().unwrap()], "nonsense");
+        let from_variable = run(&[], &url);
+        for (found, said) in [&from_file, &from_variable] {
+            assert_eq!(*found, code, "{url}: {said}");
+            assert!(!said.contains("`ps`"), "{said}");
+        }
+        let (found, said) = run(&[&url], "nonsense");
+        assert_eq!(found, code, "{url}: {said}");
+        for way in ["--url-file", "TENURE_SINK_URL", "`ps`"] {
+            assert!(said.contains(way), "the warning lacks {way}: {said}");
+        }
+    }
+    let (code, said) = run(&[], "");
+    assert!(code == 2 && said.contains("TENURE_SINK_URL is empty"), "{said}");
+    let none = sink(&["check"]);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(text(&none.stderr).contains("--url-file FILE or TENURE_SINK_URL"), "{none:?}");
+}
+
+#[test]
 fn migrated_sqlite_file_passes_and_keeps_no_trace_of_the_trial() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.db");

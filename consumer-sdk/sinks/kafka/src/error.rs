@@ -30,9 +30,13 @@ const MISCONFIGURED: [RDKafkaErrorCode; 14] = [
 
 /// Reads an error of a step that certainly changed nothing, or that the next initialisation undoes.
 pub(crate) fn classify(error: KafkaError) -> SinkError {
-    match error.rdkafka_error_code() {
-        Some(code) => classify_code(code, error.to_string()),
-        None => SinkError::Misconfigured(error.to_string()),
+    match (error.rdkafka_error_code(), &error) {
+        (Some(code), _) => classify_code(code, error.to_string()),
+        // Without the value, which may be a password under a misspelt name.
+        (None, KafkaError::ClientConfig(_, text, key, _value)) => {
+            SinkError::Misconfigured(format!("kafka setting {key}: {text}"))
+        }
+        (None, _) => SinkError::Misconfigured(error.to_string()),
     }
 }
 

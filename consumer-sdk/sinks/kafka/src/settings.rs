@@ -1,13 +1,16 @@
 //! Settings.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use tenure_sdk::sink::{Fencing, SinkError};
 
 /// Settings of a [`KafkaSink`](crate::KafkaSink).
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// `Debug` leaves out the values of [`extra`](Self::extra), of which some are passwords and keys.
+#[derive(Clone, PartialEq, Eq)]
 pub struct KafkaSinkSettings {
     /// Brokers to start from, `host:port` separated by commas.
     pub bootstrap: String,
@@ -33,6 +36,22 @@ pub struct KafkaSinkSettings {
     /// Switches the stamp **off**: a late initialiser is not told from the owner and damages the data. Only for negative
     /// controls that show the damage. Default false.
     pub dangerously_without_fencing: bool,
+}
+
+impl fmt::Debug for KafkaSinkSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSinkSettings")
+            .field("bootstrap", &self.bootstrap)
+            .field("name", &self.name)
+            .field("prefix", &self.prefix)
+            .field("anchor", &self.anchor)
+            .field("call_timeout", &self.call_timeout)
+            .field("transaction_timeout", &self.transaction_timeout)
+            .field("recovery_pause", &self.recovery_pause)
+            .field("extra", &self.extra.keys())
+            .field("dangerously_without_fencing", &self.dangerously_without_fencing)
+            .finish()
+    }
 }
 
 /// Keys that belong to the sink.
@@ -131,6 +150,18 @@ mod tests {
             let mut settings = KafkaSinkSettings::new("127.0.0.1:9092");
             settings.extra.insert(key.into(), "x".into());
             assert!(matches!(settings.validate(), Err(SinkError::Misconfigured(_))), "{key}");
+        }
+    }
+
+    #[test]
+    fn password_is_neither_in_debug_nor_in_the_error_of_a_setting_that_is_refused() {
+        const SECRET: &str = "s3cret-that-nobody-sees";
+        let mut settings = KafkaSinkSettings::new("127.0.0.1:9092");
+        settings.extra.insert("sasl.pasword".into(), SECRET.into());
+        let refused = settings.reader("id").create::<rdkafka::consumer::BaseConsumer>();
+        let refused = crate::error::classify(refused.map(drop).unwrap_err());
+        for text in [format!("{settings:?}"), refused.to_string(), format!("{refused:?}")] {
+            assert!(text.contains("sasl.pasword") && !text.contains(SECRET), "{text}");
         }
     }
 }

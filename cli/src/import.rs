@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use self::home::Home;
 use crate::args::{ImportArgs, Output};
 use crate::operate::{Cluster, Ownership, call};
-use crate::output::{Table, line, optional};
+use crate::output::{Table, json_line, line, optional};
 use crate::{Failure, exit};
 
 /// How long leaving the group may take.
@@ -245,7 +245,7 @@ fn show(args: &ImportArgs, plan: &Plan, done: Option<&Done>) {
     }
     match args.query.output {
         Output::Table => table.print(),
-        Output::Json => line(json!({ "applied": done.is_some(), "partitions": rows })),
+        Output::Json => json_line(&json!({ "applied": done.is_some(), "partitions": rows })),
     }
 }
 

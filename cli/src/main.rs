@@ -6,6 +6,7 @@ mod cluster;
 mod demo;
 mod import;
 mod lock;
+mod metadata;
 mod operate;
 mod output;
 mod past;

@@ -10,7 +10,8 @@ use tenure_sdk::session::{CallError, CoordinatorClient};
 use crate::args::{
     DrainArgs, FloorArgs, GroupArgs, MoveArgs, OperatorArgs, Output, QueryArgs, RebalanceArgs,
 };
-use crate::output::{Table, line, optional, or_dash};
+use crate::metadata::Metadata;
+use crate::output::{Table, json_line, line, optional, or_dash};
 use crate::{Failure, exit};
 
 /// From how long on a partition's standing still is shown in tables.
@@ -90,7 +91,7 @@ impl Cluster {
 
     pub(crate) fn print(&self, json: Value, table: impl FnOnce()) {
         match self.output {
-            Output::Json => line(json),
+            Output::Json => json_line(&json),
             Output::Table => table(),
         }
     }
@@ -143,11 +144,12 @@ pub(crate) async fn groups(query: &QueryArgs) -> Result<(), Failure> {
 pub(crate) async fn describe(args: &GroupArgs) -> Result<(), Failure> {
     let cluster = Cluster::new(&args.query);
     let response = cluster.describe(&args.group).await?;
+    let metadata = Metadata::read(&cluster, &args.group, &response.partitions).await?;
     let summary = response.summary.clone().unwrap_or_default();
     let json = json!({
         "group": summary_json(&summary),
         "members": response.members.iter().map(member_json).collect::<Vec<_>>(),
-        "partitions": response.partitions.iter().map(partition_json).collect::<Vec<_>>(),
+        "partitions": partitions_json(&response.partitions, &metadata),
         "topics": response.topics.iter().map(|topic| json!({
             "topic": topic.topic,
             "topic_id": topic.topic_id,
@@ -172,7 +174,7 @@ pub(crate) async fn describe(args: &GroupArgs) -> Result<(), Failure> {
         line("");
         members_table(&response.members);
         line("");
-        partitions_table(&response.partitions);
+        partitions_table(&response.partitions, &metadata);
     });
     Ok(())
 }
@@ -190,9 +192,10 @@ pub(crate) async fn members(args: &GroupArgs) -> Result<(), Failure> {
 pub(crate) async fn partitions(args: &GroupArgs) -> Result<(), Failure> {
     let cluster = Cluster::new(&args.query);
     let response = cluster.describe(&args.group).await?;
-    let rows: Vec<Value> = response.partitions.iter().map(partition_json).collect();
+    let metadata = Metadata::read(&cluster, &args.group, &response.partitions).await?;
+    let rows = partitions_json(&response.partitions, &metadata);
     cluster.print(json!({ "partitions": rows, "revision": response.revision }), || {
-        partitions_table(&response.partitions);
+        partitions_table(&response.partitions, &metadata);
     });
     Ok(())
 }
@@ -426,6 +429,15 @@ fn member_json(member: &v1::MemberInfo) -> Value {
     })
 }
 
+fn partitions_json(partitions: &[v1::PartitionInfo], metadata: &Metadata) -> Vec<Value> {
+    let with_metadata = |info: &v1::PartitionInfo| {
+        let mut json = partition_json(info);
+        metadata.add_json(info, &mut json);
+        json
+    };
+    partitions.iter().map(with_metadata).collect()
+}
+
 fn partition_json(info: &v1::PartitionInfo) -> Value {
     let partition = info.partition.clone().unwrap_or_default();
     json!({
@@ -490,11 +502,11 @@ fn instance(member: &v1::MemberInfo) -> String {
     }
 }
 
-fn partitions_table(partitions: &[v1::PartitionInfo]) {
+fn partitions_table(partitions: &[v1::PartitionInfo], metadata: &Metadata) {
     if partitions.is_empty() {
         return line("no partitions");
     }
-    let mut table = Table::new(&[
+    let mut headings = vec![
         "PARTITION",
         "STATE",
         "OWNER",
@@ -506,9 +518,14 @@ fn partitions_table(partitions: &[v1::PartitionInfo]) {
         "TARGET",
         "CAUSE",
         "ERROR",
-    ]);
+    ];
+    // Most groups have none.
+    if !metadata.is_empty() {
+        headings.push("METADATA");
+    }
+    let mut table = Table::new(&headings);
     for info in partitions {
-        table.row(vec![
+        let mut cells = vec![
             partition_name(info.partition.as_ref(), &info.topic),
             state(info).to_owned(),
             or_dash(&info.member),
@@ -520,7 +537,11 @@ fn partitions_table(partitions: &[v1::PartitionInfo]) {
             or_dash(&info.target_member),
             or_dash(&info.cause),
             or_dash(&info.error),
-        ]);
+        ];
+        if !metadata.is_empty() {
+            cells.push(metadata.cell(info));
+        }
+        table.row(cells);
     }
     table.print();
 }

@@ -1,6 +1,10 @@
 //! Printing: tables for people, JSON for programs.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, Write as _};
+
+use serde_json::Value;
 
 /// Writes one line to standard output. A closed pipe ends the printing quietly.
 pub(crate) fn line(text: impl std::fmt::Display) {
@@ -22,7 +26,52 @@ pub(crate) fn complain(text: impl std::fmt::Display) {
     }
 }
 
-/// Rows under headings, columns as wide as their widest cell.
+/// Writes one line of JSON to standard output. What a terminal would act on is written as escapes, which stand for the
+/// same text.
+pub(crate) fn json_line(value: &Value) {
+    line(json_text(value));
+}
+
+/// The text that [`json_line`] writes.
+pub(crate) fn json_text(value: &Value) -> String {
+    let text = value.to_string();
+    if !text.contains(is_acted_on) {
+        return text;
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for char in text.chars() {
+        if is_acted_on(char) {
+            // Only strings can hold one: the rest of JSON is of ASCII.
+            for unit in char.encode_utf16(&mut [0; 2]) {
+                write!(safe, "\\u{unit:04x}").expect("a String takes any text");
+            }
+        } else {
+            safe.push(char);
+        }
+    }
+    safe
+}
+
+/// A text from outside as it may stand on a terminal, on one line.
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_acted_on) {
+        return Cow::Borrowed(text);
+    }
+    let escape = |char: char| -> String {
+        if is_acted_on(char) { char.escape_default().collect() } else { char.into() }
+    };
+    Cow::Owned(text.chars().map(escape).collect())
+}
+
+/// Whether a terminal would not show the character, but do something: move, colour, turn the direction of writing.
+const fn is_acted_on(char: char) -> bool {
+    matches!(char,
+        '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Rows under headings, columns as wide as their widest cell. What cells hold is [`shown`].
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -33,7 +82,7 @@ impl Table {
     }
 
     pub(crate) fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| shown(cell).into_owned()).collect());
     }
 
     pub(crate) fn print(&self) {
@@ -85,7 +134,23 @@ pub(crate) fn optional<T: ToString>(value: Option<T>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::time;
+    use serde_json::{Value, json};
+
+    use super::{json_text, shown, time};
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_written_out_and_stays_the_same_json() {
+        let odd = "a\u{1b}[2Jb\nc\u{9b}31m\u{202e}d\u{200b}\u{e0041}\u{7f}\0";
+        let text = shown(odd);
+        let want = "a\\u{1b}[2Jb\\nc\\u{9b}31m\\u{202e}d\\u{200b}\\u{e0041}\\u{7f}\\u{0}";
+        assert_eq!(text, want);
+        assert_eq!(shown("größer: 漢字 \\ \"x\""), "größer: 漢字 \\ \"x\"");
+        let value = json!({ "metadata": odd, "plain": "größer 漢字" });
+        let text = json_text(&value);
+        assert!(text.contains("\\udb40\\udc41") && text.contains("größer 漢字"), "{text}");
+        assert!(!text.contains(|char: char| char.is_control() || char == '\u{202e}'), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
 
     #[test]
     fn time_is_utc_over_leap_days_and_centuries() {

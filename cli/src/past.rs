@@ -13,7 +13,7 @@ use tonic::transport::Endpoint;
 
 use crate::args::{HistoryArgs, Output, WatchArgs};
 use crate::operate::{Cluster, Ownership, call, find_partition, partition_name};
-use crate::output::{Table, line, or_dash, time, try_line};
+use crate::output::{Table, json_line, json_text, line, or_dash, shown, time, try_line};
 use crate::{Failure, exit};
 
 /// A node says something every 3 s: after this long without a word the stream is dead.
@@ -121,7 +121,7 @@ impl Follower {
                 let is_news = self.from <= progress.revision;
                 self.from = self.from.max(progress.revision + 1);
                 if is_news && self.output == Output::Json {
-                    return self.print(json!({ "progress": progress.revision }));
+                    return self.print(json_text(&json!({ "progress": progress.revision })));
                 }
                 Ok(())
             }
@@ -132,8 +132,8 @@ impl Follower {
                         continue;
                     }
                     match self.output {
-                        Output::Json => self.print(change_json(&part, change))?,
-                        Output::Table => self.print(change_text(&part, change))?,
+                        Output::Json => self.print(json_text(&change_json(&part, change)))?,
+                        Output::Table => self.print(shown(&change_text(&part, change)))?,
                     }
                     self.last = Some(at);
                 }
@@ -146,7 +146,7 @@ impl Follower {
 
     fn compacted(&self, list_from: u64) -> Failure {
         if self.output == Output::Json {
-            line(json!({ "compacted": { "list_from": list_from } }));
+            json_line(&json!({ "compacted": { "list_from": list_from } }));
         }
         let list = if self.group.is_empty() {
             "tenure groups".to_owned()

@@ -24,6 +24,8 @@ mod examples;
 mod import;
 #[path = "program/lock.rs"]
 mod lock;
+#[path = "program/metadata.rs"]
+mod metadata;
 
 struct Dev {
     node: Process,
@@ -162,6 +164,7 @@ fn groups_are_looked_at_and_operated_from_the_command_line() {
     until("member that left", || dev.json(&["groups"])["groups"][0]["members"] == 1);
     let table = said(&dev.run(&["partitions", "billing"]));
     assert!(table.starts_with("PARTITION") && table.contains("orders/3"), "{table}");
+    assert!(!table.contains("METADATA"), "no column for nothing: {table}");
     let cluster = dev.json(&["cluster"]);
     assert_eq!(cluster["raft_leader"], 1);
     let status = dev.json(&["cluster", "status"]);

@@ -7,7 +7,7 @@ use tenure_sink_object_store::{Published, PublishedFile, Reader};
 
 use super::store::{self, Opened};
 use crate::args::{Output, SinkFilesArgs};
-use crate::output::{Table, line};
+use crate::output::{Table, json_line};
 use crate::{Failure, exit};
 
 /// Prints the published files of one resource.
@@ -33,7 +33,7 @@ pub(super) async fn files(args: &SinkFilesArgs) -> Result<(), Failure> {
     };
     published.files.retain(|file| file.next.get() > *from);
     match output {
-        Output::Json => line(to_json(&published)),
+        Output::Json => json_line(&to_json(&published)),
         Output::Table => print(&published.files),
     }
     Ok(())

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::args::Output;
-use crate::output::{Table, line, or_dash};
+use crate::output::{Table, json_line, or_dash};
 use crate::{Failure, exit};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Report {
     /// Prints all and answers with the failure that the process ends with, if any check failed.
     pub(super) fn print(&self, output: Output) -> Result<(), Failure> {
         match output {
-            Output::Json => line(self.json()),
+            Output::Json => json_line(&self.json()),
             Output::Table => {
                 let mut table = Table::new(&["CHECK", "VERDICT", "FOUND", "NEXT"]);
                 for finding in &self.findings {

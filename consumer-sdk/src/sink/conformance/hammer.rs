@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tenure_model::NextOffset;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 use super::checks::{Fault, Held, Run, acquire, epoch, retrying_counted, rows, write};
@@ -28,6 +29,9 @@ const WRITES_PER_HANDOVER: u32 = 2;
 /// Longest wait that this adds.
 const ADDED_MAX: Duration = Duration::from_millis(400);
 
+/// Registrations under way at a time, two for each process: more only wait for each other on a machine that became slow.
+const REGISTRATIONS_MAX: usize = 2 * PROCESSES;
+
 /// What happened, counted by all owners.
 #[derive(Debug, Default)]
 struct Counts {
@@ -44,6 +48,7 @@ pub(super) async fn perform<S: Subject>(run: &Run<S>, partition: u32) -> Held {
     let counts = Arc::new(Counts::default());
     let mut random = StdRng::seed_from_u64(options.seed);
     let interval = interval(run, &sinks[0], partition + 1).await?;
+    let registrations = Arc::new(Semaphore::new(REGISTRATIONS_MAX));
     let mut owners = JoinSet::new();
     for value in 1..=u64::from(options.handovers) {
         let owner = Owner {
@@ -55,7 +60,8 @@ pub(super) async fn perform<S: Subject>(run: &Run<S>, partition: u32) -> Held {
             counts: Arc::clone(&counts),
             tally: Arc::clone(tally),
         };
-        owners.spawn(owner.run());
+        let turn = Arc::clone(&registrations).acquire_owned().await;
+        owners.spawn(owner.run(turn.expect("nobody closes it")));
         tokio::time::sleep(random.random_range(interval / 6..=interval)).await;
     }
     // The last owner fences all others, so that they end.
@@ -112,8 +118,8 @@ struct Owner<S: Subject> {
 }
 
 impl<S: Subject> Owner<S> {
-    /// Answers how long the registration took, if it got in.
-    async fn run(mut self) -> Result<Option<Duration>, Fault> {
+    /// Answers how long the registration took, if it got in; ends its turn then.
+    async fn run(mut self, turn: OwnedSemaphorePermit) -> Result<Option<Duration>, Fault> {
         self.doze().await;
         let started = Instant::now();
         let grant = grant(&format!("owner-{}", self.value), self.partition, epoch(self.value));
@@ -123,6 +129,7 @@ impl<S: Subject> Owner<S> {
             Err(error) => return self.end(error).map(|()| None),
         };
         let waited = started.elapsed();
+        drop(turn);
         self.doze().await;
         match self.consume(&mut writer).await {
             Ok(never) => match never {},

@@ -27,8 +27,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 const NODES: u64 = 3;
 const PARTITIONS: u32 = 6;
-/// Longer than any election here: no membership ends.
-const TTL_MS: u64 = 20_000;
+/// Longer than any election here, and than a machine stands still that others fill: no membership ends.
+const TTL_MS: u64 = 60_000;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const CALL_MAX: Duration = Duration::from_secs(30);
 

@@ -1,9 +1,10 @@
 //! Offsets whose home is the coordinator.
 
-use tenure_model::RequestId;
+use tenure_model::{Epoch, RequestId};
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::lease::Lease;
 use crate::session::LostCause;
 use crate::source::Record;
 
@@ -25,6 +26,35 @@ fn handing_over() -> (BoxHandler<CoordinatorOffsets>, mpsc::UnboundedReceiver<Ta
     (handler, taken)
 }
 
+/// A partition of one's own, opened. What a test does not take out of it stays open until its end.
+struct Open {
+    bench: Bench,
+    counters: Arc<Counters>,
+    taken: mpsc::UnboundedReceiver<Taken>,
+    epoch: Epoch,
+    _lease: Lease,
+    end: tokio::sync::oneshot::Sender<()>,
+    input: Input,
+    offsets: OffsetWriter,
+    _run: Run,
+}
+
+impl Open {
+    /// Opens partition 0 with `count` records in it.
+    async fn with(count: usize) -> Self {
+        let bench = Bench::new(1);
+        bench.append(0, count);
+        let (handler, mut taken) = handing_over();
+        let consumer = bench.builder().build().unwrap();
+        let counters = consumer.counters();
+        let _run = bench.run(consumer, handler).await;
+        let (epoch, _lease) = bench.grant(0);
+        let (owned, end) = taken.recv().await.unwrap();
+        let (input, offsets) = owned.split();
+        Self { bench, counters, taken, epoch, _lease, end, input, offsets, _run }
+    }
+}
+
 async fn records(input: &mut Input, count: usize) -> Vec<Record> {
     let mut records = Vec::new();
     while records.len() < count {
@@ -37,13 +67,8 @@ async fn records(input: &mut Input, count: usize) -> Vec<Record> {
 
 #[tokio::test(start_paused = true)]
 async fn records_done_in_any_order_commit_the_low_water_mark() {
-    let bench = Bench::new(1);
-    bench.append(0, 4);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(4).await;
+    let Open { bench, mut input, mut offsets, .. } = open;
     let got = records(&mut input, 4).await;
     let mut check = async |done: usize, want: u64| {
         offsets.done(&got[done]);
@@ -59,13 +84,8 @@ async fn records_done_in_any_order_commit_the_low_water_mark() {
 
 #[tokio::test(start_paused = true)]
 async fn commits_are_coalesced_and_their_sequence_rises() {
-    let bench = Bench::new(1);
-    bench.append(0, 500);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(500).await;
+    let Open { bench, mut input, mut offsets, .. } = open;
     for record in &records(&mut input, 500).await {
         offsets.done(record);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -84,15 +104,8 @@ async fn commits_are_coalesced_and_their_sequence_rises() {
 
 #[tokio::test(start_paused = true)]
 async fn fenced_commit_is_sticky_and_names_both_epochs() {
-    let bench = Bench::new(1);
-    bench.append(0, 2);
-    let (handler, mut taken) = handing_over();
-    let consumer = bench.builder().build().unwrap();
-    let counters = consumer.counters();
-    let _run = bench.run(consumer, handler).await;
-    let (ours, _lease) = bench.grant(0);
-    let (owned, end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(2).await;
+    let Open { bench, counters, epoch: ours, end, mut input, mut offsets, .. } = open;
     let got = records(&mut input, 2).await;
     let bob = MemberId::new("bob").unwrap();
     let current = bench.coordinator.take_for(&bench.topic, bench.partitions[0], &bob);
@@ -114,13 +127,8 @@ async fn fenced_commit_is_sticky_and_names_both_epochs() {
 
 #[tokio::test(start_paused = true)]
 async fn done_after_the_release_does_not_move_the_offset() {
-    let bench = Bench::new(1);
-    bench.append(0, 3);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    let (epoch, _lease) = bench.grant(0);
-    let (owned, end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(3).await;
+    let Open { bench, epoch, end, mut input, mut offsets, .. } = open;
     let got = records(&mut input, 3).await;
     offsets.done(&got[0]);
     bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
@@ -137,13 +145,8 @@ async fn done_after_the_release_does_not_move_the_offset() {
 
 #[tokio::test(start_paused = true)]
 async fn commit_whose_outcome_is_unknown_is_repeated_with_the_same_sequence() {
-    let bench = Bench::new(1);
-    bench.append(0, 1);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(1).await;
+    let Open { bench, mut input, mut offsets, .. } = open;
     let got = records(&mut input, 1).await;
     bench.coordinator.set_answers(false);
     offsets.done(&got[0]);
@@ -181,13 +184,8 @@ async fn ended_lease_refuses_locally_and_with_the_check_off_the_coordinator_does
 
 #[tokio::test(start_paused = true)]
 async fn batch_that_was_not_awaited_to_its_end_is_not_lost() {
-    let bench = Bench::new(1);
-    bench.append(0, 2);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, _offsets) = owned.split();
+    let open = Open::with(2).await;
+    let Open { bench, mut input, .. } = open;
     let limits = Limits { records: 3, bytes: usize::MAX, wait: SECOND * 60 };
     let first = input.next_batch(&limits).await.unwrap();
     assert_eq!(first.len(), 2, "the first batch of an ownership does not wait for more");
@@ -203,13 +201,8 @@ async fn batch_that_was_not_awaited_to_its_end_is_not_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn records_one_by_one_mix_with_batches_and_end_with_the_partition() {
-    let bench = Bench::new(1);
-    bench.append(0, 250);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    let (epoch, _lease) = bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(250).await;
+    let Open { bench, epoch, mut input, mut offsets, .. } = open;
     for offset in 0..150 {
         let record = input.next_record().await.unwrap();
         assert_eq!(record.offset.get(), offset);
@@ -228,13 +221,8 @@ async fn records_one_by_one_mix_with_batches_and_end_with_the_partition() {
 
 #[tokio::test(start_paused = true)]
 async fn batch_keeps_to_its_limits() {
-    let bench = Bench::new(1);
-    bench.append(0, 250);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, _offsets) = owned.split();
+    let open = Open::with(250).await;
+    let Open { mut input, .. } = open;
     let mut lengths = Vec::new();
     while lengths.iter().sum::<usize>() < 250 {
         let limits = Limits { records: 120, bytes: 64, wait: Duration::from_millis(1) };
@@ -248,13 +236,8 @@ async fn batch_keeps_to_its_limits() {
 
 #[tokio::test(start_paused = true)]
 async fn input_waits_while_too_many_records_are_not_done() {
-    let bench = Bench::new(1);
-    bench.append(0, crate::offsets::UNDONE_RECORDS_MAX + 1);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(crate::offsets::UNDONE_RECORDS_MAX + 1).await;
+    let Open { mut input, mut offsets, .. } = open;
     let limits =
         Limits { records: crate::offsets::UNDONE_RECORDS_MAX, bytes: usize::MAX, wait: SECOND };
     let delivered = records(&mut input, crate::offsets::UNDONE_RECORDS_MAX).await;
@@ -266,13 +249,8 @@ async fn input_waits_while_too_many_records_are_not_done() {
 
 #[tokio::test(start_paused = true)]
 async fn records_of_another_partition_and_unknown_ones_change_nothing() {
-    let bench = Bench::new(1);
-    bench.append(0, 2);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(2).await;
+    let Open { mut input, mut offsets, .. } = open;
     let got = records(&mut input, 2).await;
     let mut foreign = got[0].clone();
     foreign.partition.index = tenure_model::PartitionIndex::new(7).unwrap();
@@ -286,13 +264,8 @@ async fn records_of_another_partition_and_unknown_ones_change_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn task_that_the_handler_left_behind_gets_no_more_records() {
-    let bench = Bench::new(1);
-    bench.append(0, 5);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, end) = taken.recv().await.unwrap();
-    let (mut input, _offsets) = owned.split();
+    let open = Open::with(5).await;
+    let Open { bench, end, mut input, .. } = open;
     records(&mut input, 1).await;
     end.send(()).unwrap();
     bench.coordinator.logged("release 0 e1 HandlerFailed").await;
@@ -371,13 +344,8 @@ async fn offset_reaches_the_end_of_a_partition_that_ends_in_no_record() {
 
 #[tokio::test(start_paused = true)]
 async fn batch_counts_the_gap_behind_it_if_that_is_known() {
-    let bench = Bench::new(1);
-    bench.append(0, 2);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(2).await;
+    let Open { bench, mut input, mut offsets, .. } = open;
     let limits = Limits { records: 2, bytes: usize::MAX, wait: SECOND };
     let first = input.next_batch(&limits).await.unwrap();
     assert_eq!((first.len(), first.next().get()), (2, 2));
@@ -391,13 +359,8 @@ async fn batch_counts_the_gap_behind_it_if_that_is_known() {
 
 #[tokio::test(start_paused = true)]
 async fn marker_that_is_read_after_a_rewind_does_not_undo_it() {
-    let bench = Bench::new(1);
-    bench.append(0, 3);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    bench.grant(0);
-    let (owned, _end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(3).await;
+    let Open { bench, mut input, mut offsets, .. } = open;
     records(&mut input, 3).await;
     offsets.done_before(NextOffset::new(3).unwrap());
     let name = RequestId::new("again").unwrap();
@@ -409,13 +372,8 @@ async fn marker_that_is_read_after_a_rewind_does_not_undo_it() {
 
 #[tokio::test(start_paused = true)]
 async fn metadata_goes_with_the_offset_and_with_the_last_one_before_the_release() {
-    let bench = Bench::new(1);
-    bench.append(0, 3);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    let (epoch, _lease) = bench.grant(0);
-    let (owned, end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(3).await;
+    let Open { bench, mut taken, epoch, end, mut input, mut offsets, .. } = open;
     assert_eq!(offsets.committed_metadata().await.unwrap(), b"");
     let got = records(&mut input, 3).await;
     offsets.set_metadata("first").unwrap();
@@ -448,13 +406,8 @@ async fn metadata_goes_with_the_offset_and_with_the_last_one_before_the_release(
 
 #[tokio::test(start_paused = true)]
 async fn release_without_metadata_takes_the_last_offset_along_without_a_commit() {
-    let bench = Bench::new(1);
-    bench.append(0, 1);
-    let (handler, mut taken) = handing_over();
-    let _run = bench.run(bench.builder().build().unwrap(), handler).await;
-    let (epoch, _lease) = bench.grant(0);
-    let (owned, end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(1).await;
+    let Open { bench, epoch, end, mut input, mut offsets, .. } = open;
     let got = records(&mut input, 1).await;
     bench.coordinator.revoke(&bench.member, bench.partitions[0], epoch, SECOND * 10);
     input.ended().await;
@@ -466,15 +419,8 @@ async fn release_without_metadata_takes_the_last_offset_along_without_a_commit()
 
 #[tokio::test(start_paused = true)]
 async fn records_that_this_process_had_done_are_counted_when_they_come_again() {
-    let bench = Bench::new(1);
-    bench.append(0, 5);
-    let (handler, mut taken) = handing_over();
-    let consumer = bench.builder().build().unwrap();
-    let counters = consumer.counters();
-    let _run = bench.run(consumer, handler).await;
-    let (epoch, _lease) = bench.grant(0);
-    let (owned, end) = taken.recv().await.unwrap();
-    let (mut input, mut offsets) = owned.split();
+    let open = Open::with(5).await;
+    let Open { bench, counters, mut taken, epoch, end, mut input, mut offsets, .. } = open;
     let got = records(&mut input, 5).await;
     offsets.done(&got[0]);
     offsets.flush().await.unwrap();

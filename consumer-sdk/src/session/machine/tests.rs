@@ -342,6 +342,22 @@ fn check(script: &str, want: &str) {
     compare(&run(script), want);
 }
 
+/// As [`check`], of a member that connected at 0 and was granted `grants` by version 5 at 1, until 2900.
+#[track_caller]
+fn check_holding(grants: &str, script: &str, want: &str) {
+    let joined = format!("1 joined 7 v5 {grants}");
+    let granted: String =
+        grants.split(' ').map(|grant| format!("{joined} -> GRANTED {grant} to 2900\n")).collect();
+    let opening = format!(
+        "0 tick -> connect a:1
+        0 connected -> join m epoch 0
+        {joined} -> JOINED m 7
+        {joined} -> lease to 2900
+        {granted}"
+    );
+    check(&format!("0 tick\n0 connected\n{joined}\n{script}"), &format!("{opening}{want}"));
+}
+
 #[track_caller]
 fn compare(got: &[String], want: &str) {
     let want: Vec<&str> = want.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

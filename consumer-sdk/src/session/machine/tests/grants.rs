@@ -4,11 +4,9 @@ use super::*;
 
 #[test]
 fn revoke_shortens_and_the_drain_is_counted_from_the_send() {
-    check(
+    check_holding(
+        "0:e1 1:e2",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1 1:e2
         100 assign v6 0:e1/1500 1:e2
         1200 answer 1 v6 0:e1/500 1:e2
         1300 draining 0:e1 40
@@ -16,12 +14,6 @@ fn revoke_shortens_and_the_drain_is_counted_from_the_send() {
         1320 done 1
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
-        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         100 assign v6 0:e1/1500 1:e2 -> REVOKED 0:e1 by 1500
         100 assign v6 0:e1/1500 1:e2 -> 0:e1 shortened to 1500
         wake -> heartbeat 1 v6 0:e1@0 registering 999ms 1:e2@0 registering 999ms
@@ -36,21 +28,14 @@ fn revoke_shortens_and_the_drain_is_counted_from_the_send() {
 
 #[test]
 fn long_drain_is_extended_by_answers_but_not_by_a_bare_assignment() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         900 assign v6 0:e1/30000
         1100 answer 1 v6 0:e1/29000
         1200 assign v7
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         900 assign v6 0:e1/30000 -> REVOKED 0:e1 by 30800
         wake -> heartbeat 1 v6 0:e1@0 registering 999ms
         1100 answer 1 v6 0:e1/29000 -> lease to 3900
@@ -63,20 +48,13 @@ fn long_drain_is_extended_by_answers_but_not_by_a_bare_assignment() {
 
 #[test]
 fn drain_that_runs_out_ends_the_grant() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         100 assign v6 0:e1/500
         600 tick
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         100 assign v6 0:e1/500 -> REVOKED 0:e1 by 500
         100 assign v6 0:e1/500 -> 0:e1 shortened to 500
         wake -> 0:e1 stopped
@@ -88,11 +66,9 @@ fn drain_that_runs_out_ends_the_grant() {
 
 #[test]
 fn epoch_that_ended_here_is_never_resumed_and_is_released_again() {
-    check(
+    check_holding(
+        "0:e4",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e4
         10 release 0:e4 41
         20 assign v6 0:e4
         30 done 1
@@ -102,11 +78,6 @@ fn epoch_that_ended_here_is_never_resumed_and_is_released_again() {
         70 assign v9 0:e9
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e4 -> JOINED m 7
-        1 joined 7 v5 0:e4 -> lease to 2900
-        1 joined 7 v5 0:e4 -> GRANTED 0:e4 to 2900
         10 release 0:e4 41 -> 0:e4 stopped
         10 release 0:e4 41 -> release #1 0:e4@41 revoked
         40 assign v7 0:e4 -> release #2 0:e4 lease_lost
@@ -118,19 +89,12 @@ fn epoch_that_ended_here_is_never_resumed_and_is_released_again() {
 
 #[test]
 fn higher_epoch_of_the_same_partition_ends_the_old_grant_first() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         20 assign v6 0:e2
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         20 assign v6 0:e2 -> 0:e1 stopped
         20 assign v6 0:e2 -> LOST 0:e1 Gone
         20 assign v6 0:e2 -> GRANTED 0:e2 to 2900
@@ -140,23 +104,15 @@ fn higher_epoch_of_the_same_partition_ends_the_old_grant_first() {
 
 #[test]
 fn refused_acquire_ends_the_grant() {
-    check(
+    check_holding(
+        "0:e1 1:e2",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1 1:e2
         10 acquired 0:e1 7
         11 acquired 1:e2 7
         20 refused 1 FENCED
         30 refused 2 NOTHING_TO_DO
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
-        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 acquired 0:e1 7 -> acquired #1 0:e1
         11 acquired 1:e2 7 -> acquired #2 1:e2
         20 refused 1 FENCED -> 0:e1 stopped

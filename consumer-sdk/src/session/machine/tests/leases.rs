@@ -53,21 +53,14 @@ fn token_that_came_before_the_lease_was_live_stays_with_the_grant() {
 
 #[test]
 fn late_wake_up_sends_at_once() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         2500! tick
         2510 answer 1 v5 0:e1
         3000 tick
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         2500! tick -> AT RISK until 2900
         2500! tick -> heartbeat 1 v5 0:e1@0 registering 2499ms
         2510 answer 1 v5 0:e1 -> lease to 5400
@@ -79,11 +72,9 @@ fn late_wake_up_sends_at_once() {
 
 #[test]
 fn answer_to_an_older_heartbeat_after_a_newer_one_moves_nothing() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         1001 answer 9 v5 0:e1
         1002 tick
         1400! answer 1 v5 0:e1
@@ -93,11 +84,6 @@ fn answer_to_an_older_heartbeat_after_a_newer_one_moves_nothing() {
         2403 answer 2 v5 0:e1
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         wake -> heartbeat 1 v5 0:e1@0 registering 999ms
         1400! answer 1 v5 0:e1 -> lease to 3900
         1400! answer 1 v5 0:e1 -> 0:e1 extended to 3900
@@ -110,11 +96,9 @@ fn answer_to_an_older_heartbeat_after_a_newer_one_moves_nothing() {
 
 #[test]
 fn lease_that_ran_out_loses_every_grant_and_releases_it_once_connected() {
-    check(
+    check_holding(
+        "0:e1 1:e2",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1 1:e2
         10 acquired 0:e1 7
         20 broken
         120 unreachable
@@ -125,12 +109,6 @@ fn lease_that_ran_out_loses_every_grant_and_releases_it_once_connected() {
         3020 assign v6 0:e5
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
-        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 acquired 0:e1 7 -> acquired #1 0:e1
         wake -> connect b:1
         3000! tick -> 0:e1 stopped

@@ -4,11 +4,9 @@ use super::*;
 
 #[test]
 fn answer_without_a_list_extends_what_its_heartbeat_named_and_the_next_one_is_short() {
-    check(
+    check_holding(
+        "0:e1 1:e2",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1 1:e2
         10 acquired 0:e1 40
         11 done 1
         20 acquired 1:e2 50
@@ -19,12 +17,6 @@ fn answer_without_a_list_extends_what_its_heartbeat_named_and_the_next_one_is_sh
         3001 broken
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
-        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 acquired 0:e1 40 -> acquired #1 0:e1
         20 acquired 1:e2 50 -> acquired #2 1:e2
         wake -> heartbeat 1 v5 0:e1@40 running 990ms 1:e2@50 running 980ms
@@ -42,11 +34,9 @@ fn answer_without_a_list_extends_what_its_heartbeat_named_and_the_next_one_is_sh
 
 #[test]
 fn heartbeat_is_spelled_out_again_once_the_list_is_not_what_is_held_or_the_stream_is_new() {
-    check(
+    check_holding(
+        "0:e1 1:e2",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1 1:e2
         10 acquired 0:e1 40
         11 done 1
         20 acquired 1:e2 50
@@ -62,12 +52,6 @@ fn heartbeat_is_spelled_out_again_once_the_list_is_not_what_is_held_or_the_strea
         6010 answer 1 v6 1:e2
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
-        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 acquired 0:e1 40 -> acquired #1 0:e1
         20 acquired 1:e2 50 -> acquired #2 1:e2
         wake -> heartbeat 1 v5 0:e1@40 running 990ms 1:e2@50 running 980ms
@@ -99,21 +83,14 @@ fn heartbeat_is_spelled_out_again_once_the_list_is_not_what_is_held_or_the_strea
 
 #[test]
 fn answer_without_a_list_ends_what_came_and_went_meanwhile() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         1005 assign v6 0:e1 1:e2
         1010 as-held 1 v7
         2005 as-held 9 v8
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         wake -> heartbeat 1 v5 0:e1@0 registering 999ms
         1005 assign v6 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         1010 as-held 1 v7 -> lease to 3900
@@ -127,20 +104,13 @@ fn answer_without_a_list_ends_what_came_and_went_meanwhile() {
 
 #[test]
 fn answer_without_a_list_of_an_old_version_moves_nothing() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         1005 assign v6 0:e1 1:e2
         1010 as-held 1 v5
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         wake -> heartbeat 1 v5 0:e1@0 registering 999ms
         1005 assign v6 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         ",
@@ -149,20 +119,13 @@ fn answer_without_a_list_of_an_old_version_moves_nothing() {
 
 #[test]
 fn answer_with_an_old_version_extends_nothing_and_grants_nothing() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         500 assign v6 0:e1
         1100 answer 1 v5 0:e1 1:e2
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         wake -> heartbeat 1 v6 0:e1@0 registering 999ms
         ",
     );

@@ -52,11 +52,9 @@ fn membership_that_is_gone_is_followed_by_one_under_a_new_id() {
 
 #[test]
 fn refusal_for_good_ends_the_session() {
-    check(
+    check_holding(
+        "0:e1",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1
         10 broken
         100 connected
         110 broken SETTINGS_CONFLICT
@@ -64,11 +62,6 @@ fn refusal_for_good_ends_the_session() {
         130 connected
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 -> JOINED m 7
-        1 joined 7 v5 0:e1 -> lease to 2900
-        1 joined 7 v5 0:e1 -> GRANTED 0:e1 to 2900
         wake -> connect b:1
         100 connected -> join m epoch 7
         110 broken SETTINGS_CONFLICT -> 0:e1 stopped
@@ -81,11 +74,9 @@ fn refusal_for_good_ends_the_session() {
 
 #[test]
 fn leave_carries_what_is_unanswered_and_is_said_until_answered() {
-    check(
+    check_holding(
+        "0:e1 1:e2",
         "
-        0 tick
-        0 connected
-        1 joined 7 v5 0:e1 1:e2
         10 release 0:e1 41
         20 leave
         21 leave
@@ -96,12 +87,6 @@ fn leave_carries_what_is_unanswered_and_is_said_until_answered() {
         130 tick
         ",
         "
-        0 tick -> connect a:1
-        0 connected -> join m epoch 0
-        1 joined 7 v5 0:e1 1:e2 -> JOINED m 7
-        1 joined 7 v5 0:e1 1:e2 -> lease to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 0:e1 to 2900
-        1 joined 7 v5 0:e1 1:e2 -> GRANTED 1:e2 to 2900
         10 release 0:e1 41 -> 0:e1 stopped
         10 release 0:e1 41 -> release #1 0:e1@41 revoked
         20 leave -> 1:e2 stopped

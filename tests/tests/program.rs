@@ -18,6 +18,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 #[path = "program/bench.rs"]
 mod bench;
+#[path = "program/compacted.rs"]
+mod compacted;
 #[path = "program/examples.rs"]
 mod examples;
 #[path = "program/import.rs"]

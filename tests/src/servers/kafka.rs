@@ -325,6 +325,7 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
+log.cleaner.backoff.ms=500
 auto.create.topics.enable=false
 ",
         folder.join("data").display()

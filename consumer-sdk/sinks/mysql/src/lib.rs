@@ -31,6 +31,7 @@
 mod error;
 mod session;
 mod settings;
+mod shared;
 mod sink;
 pub mod sql;
 mod writer;

@@ -12,7 +12,7 @@ use tenure_sdk::sink::{FenceRow, SinkError, epoch_from_column};
 
 use crate::error::{classify, transient};
 use crate::settings::{Bounds, Flavour};
-use crate::sink::Shared;
+use crate::shared::Shared;
 use crate::sql::{self, Literal, fill};
 
 /// What a call waits beyond the bound that the server keeps itself.

@@ -14,6 +14,7 @@ use tenure_sdk::sink::{
 use crate::error::{DUPLICATE_KEY, classify, number, transient};
 use crate::session::Session;
 use crate::settings::{Flavour, MysqlSettings};
+use crate::shared::Shared;
 use crate::sql::{Literal, Statements, fill};
 use crate::writer::MysqlWriter;
 
@@ -22,16 +23,6 @@ const RESOURCE_BYTES_MAX: usize = 1024;
 
 /// Registrations that lose a race for the first row look again this often.
 const FIRST_ROW_TRIES: u32 = 3;
-
-/// What a sink and its writers share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: MysqlSettings,
-    pub(crate) statements: Statements,
-    /// Never [`Flavour::Detect`].
-    pub(crate) flavour: Flavour,
-    pub(crate) pool: MySqlPool,
-}
 
 /// Sink over one MySQL or MariaDB database. Cheap to clone; clones share one pool.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use tenure_sdk::sink::{
 use crate::error::{classify, transient};
 use crate::session::Session;
 use crate::settings::Bounds;
-use crate::sink::Shared;
+use crate::shared::Shared;
 use crate::sql::{self, Literal, fill};
 
 /// Writer of one grant.

@@ -30,6 +30,7 @@
 
 mod error;
 mod session;
+mod shared;
 mod sink;
 mod writer;
 

@@ -11,7 +11,7 @@ use tenure_sdk::sink::{FenceRow, SinkError, epoch_from_column};
 use tenure_sink_postgres::{Bounds, sql};
 
 use crate::error::{classify, transient};
-use crate::sink::Shared;
+use crate::shared::Shared;
 
 /// What a call waits beyond the bound that the server keeps itself.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);

@@ -14,15 +14,8 @@ use tenure_sink_postgres::sql::{self, Statements};
 
 use crate::error::{classify, transient};
 use crate::session::{Session, statement};
+use crate::shared::Shared;
 use crate::writer::SqlxWriter;
-
-/// What a sink and its writers share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: PostgresSettings,
-    pub(crate) statements: Statements,
-    pub(crate) pool: PgPool,
-}
 
 /// Sink over one PostgreSQL database by sqlx. Cheap to clone; clones share one pool.
 #[derive(Clone, Debug)]

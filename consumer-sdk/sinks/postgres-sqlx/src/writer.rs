@@ -11,7 +11,7 @@ use tenure_sdk::sink::{
 use tenure_sink_postgres::Bounds;
 
 use crate::session::{Session, statement};
-use crate::sink::Shared;
+use crate::shared::Shared;
 
 /// Writer of one grant.
 #[derive(Debug)]

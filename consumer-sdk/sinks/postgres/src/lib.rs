@@ -34,6 +34,8 @@ mod error;
 mod session;
 mod settings;
 #[cfg(feature = "driver")]
+mod shared;
+#[cfg(feature = "driver")]
 mod sink;
 pub mod sql;
 mod sqlstate;

@@ -14,16 +14,9 @@ use tokio_postgres::{Config, NoTls};
 use crate::error::{classify, no_connection, transient};
 use crate::session::{Raised, Session};
 use crate::settings::PostgresSettings;
+use crate::shared::Shared;
 use crate::sql::Statements;
 use crate::writer::PostgresWriter;
-
-/// What a sink and its writers share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: PostgresSettings,
-    pub(crate) statements: Statements,
-    pub(crate) pool: Pool,
-}
 
 /// Sink over one PostgreSQL database. Cheap to clone; clones share one pool.
 #[derive(Clone, Debug)]

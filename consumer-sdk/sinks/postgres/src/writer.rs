@@ -12,7 +12,7 @@ use tokio_postgres::{Row, ToStatement};
 
 use crate::session::Session;
 use crate::settings::Bounds;
-use crate::sink::Shared;
+use crate::shared::Shared;
 
 /// Writer of one grant.
 #[derive(Debug)]

@@ -98,6 +98,8 @@ impl Shape {
 /// One member with its session.
 pub(super) struct Member {
     pub(super) name: String,
+    /// Of the raft leader that it joined at.
+    address: String,
     pub(super) channel: Channel,
     held: watch::Receiver<Vec<v1::HeldPartition>>,
     session: JoinHandle<Result<Beats, BenchError>>,
@@ -131,7 +133,8 @@ impl Crew {
                 let held = session.held();
                 let (open, closing) = oneshot::channel();
                 let session = tokio::spawn(session.run(interval, paced, closing));
-                Ok::<_, BenchError>(Member { name, channel, held, session, _open: open })
+                let address = leader.to_owned();
+                Ok::<_, BenchError>(Member { name, address, channel, held, session, _open: open })
             }
         });
         let crew = Self { members: try_join_all(members).await?, shape, pace };

@@ -10,10 +10,12 @@ use tenure_proto::v1;
 use tonic::transport::Channel;
 
 use super::super::BenchError;
+use super::wire::Wire;
 use super::{Member, histogram, record};
 
 /// What one member commits.
 pub(in crate::bench) struct Committer {
+    address: String,
     client: v1::offsets_client::OffsetsClient<Channel>,
     request: v1::CommitRequest,
     /// Offset of every partition in the newest request that was acknowledged.
@@ -57,7 +59,8 @@ impl Committer {
             commits: commits.collect(),
         };
         let client = v1::offsets_client::OffsetsClient::new(member.channel.clone());
-        Self { client, request, acknowledged: 0 }
+        let address = member.address.clone();
+        Self { address, client, request, acknowledged: 0 }
     }
 
     /// Commits to another node from now on.
@@ -80,6 +83,10 @@ impl Committer {
     /// The call's status; a verdict that is a refusal is one too.
     pub(in crate::bench) async fn send(&mut self) -> Result<u64, tonic::Status> {
         let answer = self.client.commit(self.request.clone()).await?.into_inner();
+        self.take(answer)
+    }
+
+    fn take(&mut self, answer: v1::CommitResponse) -> Result<u64, tonic::Status> {
         if answer.verdicts.len() != self.request.commits.len() {
             return Err(tonic::Status::internal("verdicts are missing"));
         }
@@ -106,13 +113,15 @@ impl Committer {
         Ok(())
     }
 
-    /// Commits until `stop`.
+    /// Commits until `stop`, over a connection that lasts as long.
     async fn run(&mut self, stop: &AtomicBool) -> Result<Stretch, BenchError> {
+        let mut wire = Wire::open(&self.address).await?;
         let mut stretch = Stretch::default();
         while !stop.load(Ordering::Relaxed) {
             let started = Instant::now();
             self.advance();
-            let index = self.send().await?;
+            let answer = wire.call("/tenure.v1.Offsets/Commit", &self.request).await?;
+            let index = self.take(answer)?;
             record(&mut stretch.times, started);
             stretch.entries.0 = stretch.entries.0.min(index);
             stretch.entries.1 = stretch.entries.1.max(index);

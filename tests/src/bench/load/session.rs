@@ -54,7 +54,7 @@ pub(super) async fn first_grants(
 ) -> Result<Vec<v1::Assigned>, BenchError> {
     let mut session = Session::open(address, join).await?;
     loop {
-        let message = session.wire.message().await?;
+        let message: v1::SessionDown = session.wire.message().await?;
         let assignment = match message.down.ok_or("an empty message came down a session")? {
             Down::Joined(joined) => joined.assignment,
             Down::Assignment(assignment) => Some(assignment),
@@ -92,9 +92,11 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) async fn open(address: &str, join: v1::Join) -> Result<Self, BenchError> {
-        let join = v1::SessionUp { up: Some(Up::Join(join)) };
+        let mut wire = Wire::open(address).await?;
+        wire.begin("/tenure.v1.Membership/Session")?;
+        wire.send(&v1::SessionUp { up: Some(Up::Join(join)) })?;
         Ok(Self {
-            wire: Wire::open(address, &join).await?,
+            wire,
             version: 0,
             is_short: false,
             held: BTreeMap::new(),

@@ -17,7 +17,8 @@ use crate::sink::{
     Takeover, Verified,
 };
 use crate::source::{
-    Fetched, ReadAhead, Record, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo,
+    Fetched, Payload, ReadAhead, Record, RecordSource, RecordStream, ResetPolicy, SourceError,
+    TopicInfo,
 };
 
 /// Records that go into a partition's stream at once, at most.
@@ -112,7 +113,7 @@ impl MemorySource {
             offset,
             timestamp_ms,
             key: None,
-            value: Some(value.into()),
+            value: Some(value.into().into()),
             headers: Vec::new(),
         }));
         drop(topics);
@@ -426,7 +427,7 @@ impl MemoryWriter {
             fence.rows.extend(records.iter().map(|record| MemoryRow {
                 epoch,
                 offset: record.offset,
-                value: record.value.clone(),
+                value: record.value.as_ref().map(Payload::to_bytes),
             }));
             fence.next_offset = Some(next);
             Ok(())

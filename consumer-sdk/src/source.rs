@@ -10,7 +10,11 @@ use tokio::sync::mpsc;
 
 use crate::sink::BoxError;
 
-/// One record. Cheap to clone.
+mod payload;
+
+pub use payload::{Lender, Payload};
+
+/// One record. A clone copies what is lent of its key and value, see [`Payload`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Where it lies.
@@ -22,9 +26,9 @@ pub struct Record {
     /// Milliseconds since 1970; absent when the broker has none.
     pub timestamp_ms: Option<i64>,
     /// Key.
-    pub key: Option<Bytes>,
+    pub key: Option<Payload>,
     /// Value; absent in a tombstone.
-    pub value: Option<Bytes>,
+    pub value: Option<Payload>,
     /// Headers, in order.
     pub headers: Vec<(String, Option<Bytes>)>,
 }
@@ -118,8 +122,8 @@ impl Fetched {
 
 /// Records that a source has fetched and not made yet.
 ///
-/// A source that copies out of buffers of its own leaves that to its readers: the bytes are then read and written on the
-/// thread that works on them, and one slow reader costs the others nothing.
+/// A source that copies out of buffers of its own, or lends them, leaves that to its readers: the bytes are then touched on
+/// the thread that works on them alone, and one slow reader costs the others nothing.
 pub trait Packed: fmt::Debug + Send {
     /// Makes the records: with rising offsets, never empty. Does not wait for anything.
     fn unpack(self: Box<Self>) -> Vec<Record>;

@@ -21,6 +21,8 @@ const BATCH_MAX: usize = 500;
 const KNOWN_MAX: usize = 1000;
 /// Events served at once, so that a storm of them leaves time for records.
 const EVENTS_MAX: usize = 1000;
+/// How often a client that readers keep alive is looked at.
+const OUTLAST_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Sends the client's errors to the log. A broker that is away is information: the client comes back by itself.
 pub(crate) struct Context;
@@ -48,19 +50,64 @@ pub(crate) struct Events {
     pub(crate) fatal: Option<String>,
 }
 
+/// Keeps what messages need of their client, librdkafka's handle, when the [`Client`] is gone.
+#[derive(Clone)]
+pub(crate) struct Hold {
+    _consumer: Arc<BaseConsumer<Context>>,
+}
+
+/// Messages for readers. Fields drop in this order: the end of a handle waits for its messages for ever.
+pub(crate) struct Fetch {
+    pub(crate) messages: Vec<Message>,
+    _hold: Hold,
+}
+
+impl Fetch {
+    /// `hold` is of the client that the messages came from.
+    pub(crate) const fn new(messages: Vec<Message>, hold: Hold) -> Self {
+        Self { messages, _hold: hold }
+    }
+}
+
 /// A consumer that reads assigned partitions through one queue. Fields drop in this order: queues before the consumer.
+///
+/// Dropped, it fetches nothing more, and librdkafka's handle ends: at once, or on a thread of its own once readers let go
+/// of the last message.
 pub(crate) struct Client {
     assigned: BTreeMap<Partition, PartitionQueue>,
     known: BTreeMap<TopicName, TopicHandle>,
     fan_in: FanIn,
-    consumer: BaseConsumer<Context>,
+    consumer: Arc<BaseConsumer<Context>>,
 }
 
 impl Client {
     pub(crate) fn new(settings: &KafkaSettings, waker: &Arc<Waker>) -> KafkaResult<Self> {
         let consumer: BaseConsumer<Context> = create(&settings.reader(), Context)?;
         let fan_in = FanIn::new(consumer.client(), waker);
+        let consumer = Arc::new(consumer);
         Ok(Self { assigned: BTreeMap::new(), known: BTreeMap::new(), fan_in, consumer })
+    }
+
+    /// For messages that leave the thread of the client.
+    pub(crate) fn hold(&self) -> Hold {
+        Hold { _consumer: Arc::clone(&self.consumer) }
+    }
+
+    /// Fetches nothing more, and lets go of what was fetched and not taken.
+    fn quiet(&self) {
+        if let Err(error) = self.consumer.unassign() {
+            tracing::debug!(%error, "kafka client does not stop to fetch");
+        }
+        let mut rest = Vec::new();
+        for queue in self.assigned.values() {
+            queue.lead(&self.fan_in);
+        }
+        loop {
+            self.take(Duration::ZERO, &mut rest);
+            if rest.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Makes the client look for the topic's leaders in the background, so that an assignment finds them.
@@ -153,8 +200,36 @@ impl Client {
     }
 
     #[cfg(test)]
+    pub(crate) fn consumer_weak(&self) -> std::sync::Weak<BaseConsumer<Context>> {
+        Arc::downgrade(&self.consumer)
+    }
+
+    #[cfg(test)]
     pub(crate) fn break_for_good(&self) {
         crate::ffi::break_client(self.consumer.client());
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Only readers hold it beside this; they have what they have, and get nothing more from it.
+        if Arc::strong_count(&self.consumer) > 1 {
+            self.quiet();
+            outlast_readers(Arc::clone(&self.consumer));
+        }
+    }
+}
+
+/// Ends the consumer once nobody else has it, on a thread of its own, and serves its events meanwhile: they would pile up.
+fn outlast_readers(consumer: Arc<BaseConsumer<Context>>) {
+    let wait = move || {
+        while Arc::strong_count(&consumer) > 1 {
+            std::thread::sleep(OUTLAST_INTERVAL);
+            (0..EVENTS_MAX).map_while(|_| consumer.poll(Duration::ZERO)).for_each(drop);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("tenure-kafka-end".into()).spawn(wait) {
+        tracing::warn!(%error, "no thread for the end of a kafka client, it ends where the last record is let go");
     }
 }
 

@@ -1,45 +1,106 @@
 //! From librdkafka's messages and errors to those of the source.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use rdkafka::types::RDKafkaErrorCode;
 use tenure_model::{NextOffset, TopicName};
-use tenure_sdk::source::{Record, SourceError};
+use tenure_sdk::source::{Lender, Payload, Record, SourceError};
 
+use crate::client::Fetch;
 use crate::ffi::Message;
 use crate::outlet::Load;
-use crate::pack::Origin;
+use crate::pack::{Loan, Origin};
 
 /// Keys and values of neighbours share blocks of this size, in bytes: one that is kept keeps its block.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// Copies what `messages` hold into records, and lets go of them; `load` is what they amount to.
-///
-/// A name and blocks of its own for each call: the threads that read let go of them one by one, and must not share the
-/// counts with each other.
-pub(crate) fn records_of(origin: &Origin, load: Load, messages: Vec<Message>) -> Vec<Record> {
-    let topic = TopicName::new(origin.topic.as_str()).unwrap_or_else(|_| origin.topic.clone());
-    let mut blocks = Blocks { left_bytes: load.bytes, block: BytesMut::new() };
-    let mut records = Vec::with_capacity(messages.len());
-    for message in messages {
+type Headers = Vec<(String, Option<Bytes>)>;
+
+/// Messages that records refer to. Fields drop in this order.
+struct Lent {
+    fetch: Fetch,
+    _loan: Loan,
+}
+
+impl Lent {
+    const fn place_of_value(position: usize) -> usize {
+        position * 2
+    }
+
+    const fn place_of_key(position: usize) -> usize {
+        position * 2 + 1
+    }
+}
+
+impl Lender for Lent {
+    fn lend(&self, place: usize) -> &[u8] {
+        let Some(message) = self.fetch.messages.get(place / 2) else { return &[] };
+        let bytes = if place.is_multiple_of(2) { message.value() } else { message.key() };
+        bytes.unwrap_or_default()
+    }
+}
+
+/// Makes records that refer to the messages, which are let go of together, with the last record.
+pub(crate) fn lend(origin: &Origin, mut fetch: Fetch, loan: Loan) -> Vec<Record> {
+    let topic = topic_of(origin);
+    let headers: Vec<Headers> = match origin.with_headers {
+        true => fetch.messages.iter_mut().map(headers_of).collect(),
+        false => Vec::new(),
+    };
+    let mut headers = headers.into_iter();
+    let lent = Arc::new(Lent { fetch, _loan: loan });
+    let payload = |place| Payload::lent(Arc::clone(&lent) as Arc<dyn Lender>, place);
+    let mut records = Vec::with_capacity(lent.fetch.messages.len());
+    for (position, message) in lent.fetch.messages.iter().enumerate() {
+        let headers = headers.next().unwrap_or_default();
         let Ok(offset) = NextOffset::from_signed(message.offset()) else { continue };
-        let mut headers = Vec::new();
-        // librdkafka makes and frees a buffer for the look alone.
-        if origin.with_headers {
-            message.headers(|name, value| {
-                headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
-            });
-        }
         records.push(Record {
             partition: origin.partition,
             topic: topic.clone(),
             offset,
             timestamp_ms: message.timestamp_ms(),
-            key: message.key().map(|key| blocks.copy(key)),
-            value: message.value().map(|value| blocks.copy(value)),
+            key: message.key().map(|_| payload(Lent::place_of_key(position))),
+            value: message.value().map(|_| payload(Lent::place_of_value(position))),
             headers,
         });
     }
     records
+}
+
+/// Copies what `messages` hold into records, and lets go of them; `load` is what they amount to.
+pub(crate) fn copy(origin: &Origin, load: Load, messages: Vec<Message>) -> Vec<Record> {
+    let topic = topic_of(origin);
+    let mut blocks = Blocks { left_bytes: load.bytes, block: BytesMut::new() };
+    let mut records = Vec::with_capacity(messages.len());
+    for mut message in messages {
+        let Ok(offset) = NextOffset::from_signed(message.offset()) else { continue };
+        records.push(Record {
+            partition: origin.partition,
+            topic: topic.clone(),
+            offset,
+            timestamp_ms: message.timestamp_ms(),
+            key: message.key().map(|key| blocks.copy(key).into()),
+            value: message.value().map(|value| blocks.copy(value).into()),
+            headers: if origin.with_headers { headers_of(&mut message) } else { Vec::new() },
+        });
+    }
+    records
+}
+
+/// A name of its own for each call: the threads that read let go of them one by one, and must not share the count with
+/// each other.
+fn topic_of(origin: &Origin) -> TopicName {
+    TopicName::new(origin.topic.as_str()).unwrap_or_else(|_| origin.topic.clone())
+}
+
+/// librdkafka makes and frees a buffer for the look alone.
+fn headers_of(message: &mut Message) -> Headers {
+    let mut headers = Vec::new();
+    message.headers(|name, value| {
+        headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
+    });
+    headers
 }
 
 /// Memory for the keys and values of one call.

@@ -160,8 +160,11 @@ impl Drop for TopicHandle {
 pub(crate) struct Message(*mut rd::rd_kafka_message_t);
 
 // SAFETY: a message is a piece of memory with counts that librdkafka changes atomically. Whoever has it alone may read it
-// and let go of it on any thread, while its client lives; `pack::Unread` sees to the latter.
+// and let go of it on any thread, while its client lives; `client::Fetch` sees to the latter.
 unsafe impl Send for Message {}
+// SAFETY: what is read through a shared reference was written before the message was handed out and changes no more.
+// Headers are taken apart at the first look, hence `&mut` there.
+unsafe impl Sync for Message {}
 
 impl Message {
     fn raw(&self) -> &rd::rd_kafka_message_t {
@@ -236,7 +239,7 @@ impl Message {
     }
 
     /// Calls `each` with the name and value of every header, in order.
-    pub(crate) fn headers(&self, mut each: impl FnMut(&str, Option<&[u8]>)) {
+    pub(crate) fn headers(&mut self, mut each: impl FnMut(&str, Option<&[u8]>)) {
         let mut headers = ptr::null_mut();
         // SAFETY: the message is alive and keeps its headers.
         let code = unsafe { rd::rd_kafka_message_headers(self.0, &raw mut headers) };

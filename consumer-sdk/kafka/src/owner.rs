@@ -74,7 +74,6 @@ pub(crate) struct Owner {
     commands: Receiver<Command>,
     checker: Checker,
     ends: Arc<Ends>,
-    /// Dropped before the client, whose messages it knows.
     unread: Unread,
     /// Absent between a fatal error and the next attempt.
     client: Option<Client>,
@@ -321,6 +320,7 @@ impl Owner {
 
     /// Hands messages to their partitions, each run of one partition at once. Leaves none.
     fn dispatch(&mut self, messages: &mut Vec<Message>) {
+        let Some(hold) = self.client.as_ref().map(Client::hold) else { return };
         let now = Instant::now();
         let mark = |message: &Message| (message.topic_mark(), message.index(), message.is_error());
         let runs: Vec<usize> =
@@ -350,7 +350,7 @@ impl Owner {
             }
             let Some(part) = self.parts.get_mut(&partition) else { continue };
             if !part.has_failed() {
-                part.accept(run, self.settings.headers, &mut self.unread, now);
+                part.accept(run, &hold, self.settings.headers, &mut self.unread, now);
                 touched.insert(partition);
             }
         }

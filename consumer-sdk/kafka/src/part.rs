@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tenure_model::{NextOffset, Partition, TopicName};
 use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
 
+use crate::client::{Fetch, Hold};
 use crate::ffi::Message;
 use crate::outlet::{Chunk, ChunkLimit, Gone, Load, Outlet};
 use crate::pack::{Origin, Unread};
@@ -159,6 +160,7 @@ impl Part {
     pub(crate) fn accept(
         &mut self,
         mut messages: Vec<Message>,
+        hold: &Hold,
         with_headers: bool,
         unread: &mut Unread,
         now: Instant,
@@ -177,7 +179,7 @@ impl Part {
             let rest = messages.split_off(load.records);
             let origin =
                 Origin { topic: self.topic.clone(), partition: self.partition, with_headers };
-            let pack = unread.pack(origin, load, messages);
+            let pack = unread.pack(origin, load, Fetch::new(messages, hold.clone()));
             messages = rest;
             self.hold(Chunk { pack, load, next }, now);
         }

@@ -1,7 +1,7 @@
 //! What cannot be provoked from outside.
 
 use tenure_model::PartitionIndex;
-use tenure_sdk::source::Fetched;
+use tenure_sdk::source::{Fetched, Payload, Record};
 
 use super::*;
 use crate::mock::MockKafka;
@@ -11,6 +11,17 @@ async fn client_count(source: &KafkaSource) -> u64 {
     let (reply, count) = oneshot::channel();
     assert!(source.send(Command::CountClients { reply }));
     count.await.unwrap()
+}
+
+/// Makes the client fail for good, and waits for the next one.
+async fn break_client(source: &KafkaSource) {
+    let before = client_count(source).await;
+    assert!(source.send(Command::Break));
+    let limit = std::time::Instant::now() + Duration::from_secs(10);
+    while client_count(source).await != before + 1 {
+        assert!(std::time::Instant::now() < limit, "no new client after {before}");
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,13 +48,8 @@ async fn streams_go_on_without_gap_or_repeat_after_the_client_failed_for_good() 
         let read_ahead = ReadAhead { records: 100, bytes: 1 << 20 };
         streams.push(source.open(&topic, partition, NextOffset::ZERO, read_ahead).await.unwrap());
     }
-    for round in 1..=3_u64 {
-        assert!(source.send(Command::Break));
-        let limit = std::time::Instant::now() + Duration::from_secs(10);
-        while client_count(&source).await != round + 1 {
-            assert!(std::time::Instant::now() < limit, "no new client in round {round}");
-            tokio::task::yield_now().await;
-        }
+    for _ in 0..3 {
+        break_client(&source).await;
     }
     produce(1000).await.unwrap();
     for stream in &mut streams {
@@ -58,6 +64,48 @@ async fn streams_go_on_without_gap_or_repeat_after_the_client_failed_for_good() 
         }
     }
     source.shutdown(Duration::from_secs(10)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_are_kept_outlast_their_client_and_keep_nothing_from_its_end() {
+    let kafka = MockKafka::start(1).unwrap();
+    let topic = TopicName::new("kept").unwrap();
+    kafka.create_topic(topic.as_str(), 1).unwrap();
+    let source = KafkaSource::new(KafkaSettings::new(kafka.bootstrap())).unwrap();
+    let topic_id = source.topics(std::slice::from_ref(&topic)).await.unwrap()[0].topic_id;
+    let partition = Partition { topic_id, index: PartitionIndex::new(0).unwrap() };
+    let (bootstrap, name) = (kafka.bootstrap(), topic.clone());
+    let produced = tokio::task::spawn_blocking(move || {
+        let records = (0..900).map(|number: u64| {
+            NewRecord::new(partition.index, &format!("k{number}"), &format!("v{number}"))
+        });
+        Producer::new(&bootstrap).unwrap().produce(&name, records).unwrap();
+    });
+    produced.await.unwrap();
+    let ahead = ReadAhead { records: 100, bytes: 1 << 20 };
+    let mut stream = source.open(&topic, partition, NextOffset::ZERO, ahead).await.unwrap();
+    let mut kept: Vec<Record> = Vec::new();
+    for round in 1..=3 {
+        while kept.len() < round * 300 {
+            let item = tokio::time::timeout(Duration::from_secs(20), stream.recv()).await;
+            let fetched = item.expect("records in time").expect("the stream goes on");
+            kept.extend(fetched.into_records().unwrap());
+        }
+        if round < 3 {
+            break_client(&source).await;
+        }
+    }
+    let begun = std::time::Instant::now();
+    source.shutdown(Duration::from_secs(20)).await;
+    drop((source, stream));
+    assert!(begun.elapsed() < Duration::from_secs(5), "the shutdown waited for kept records");
+    for (number, record) in kept.iter().enumerate() {
+        assert_eq!(record.offset.get(), u64::try_from(number).unwrap());
+        assert_eq!(record.key.as_deref(), Some(format!("k{number}").as_bytes()));
+        assert_eq!(record.value.as_deref(), Some(format!("v{number}").as_bytes()));
+    }
+    let is_lent = |record: &Record| record.value.as_ref().is_some_and(Payload::is_lent);
+    assert!(kept.iter().any(is_lent), "nothing was lent");
 }
 
 #[tokio::test(flavor = "multi_thread")]

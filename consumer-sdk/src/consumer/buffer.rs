@@ -5,7 +5,7 @@ use std::vec;
 
 use tenure_model::NextOffset;
 
-use crate::source::{Fetched, Record, SourceError};
+use crate::source::{Fetched, Payload, Record, SourceError};
 
 /// Keeps records in the pieces that the source made, so that a piece that is wanted as it is moves as it is.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub(super) struct Room {
 
 /// Bytes of key and value.
 pub(super) fn size_of(record: &Record) -> usize {
-    let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
+    let length = |payload: &Option<Payload>| payload.as_deref().map_or(0, <[u8]>::len);
     length(&record.key) + length(&record.value)
 }
 

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::beside::{self, Peer, PeerCommits};
 use super::disk::Syncs;
-use super::load::{Committer, Crew, Shape, Stretch, commit_all, note_times, quantile_ms, rate};
+use super::load::{
+    Calls, Committer, Crew, Shape, Stretch, commit_all, note_times, quantile_ms, rate,
+};
 use super::usage::{Meter, Used, disk_flushes};
 use super::{BenchError, Bound, Measured, Options, Scenario, nodes};
 use crate::cluster::Cluster;
@@ -39,7 +41,7 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     let length = options.length(LENGTH);
     let mut measured = Measured::default();
     let cluster = Cluster::start_with(nodes::COUNT, nodes::settings(options.is_small));
-    let own_rate = measure(&mut measured, &cluster, length, options.is_small);
+    let own_rate = measure(&mut measured, &cluster, length, options);
     let own_rate = nodes::with_output(&cluster, own_rate)?;
     drop(cluster);
     let Some(peer) = options.beside else { return Ok(measured) };
@@ -71,12 +73,12 @@ fn note_peer(measured: &mut Measured, own: f64, peer: Peer, bound: f64, found: &
     }
 }
 
-/// Gives the partitions per second.
+/// Gives the partitions per second, as called the way that a peer is if there is one.
 fn measure(
     measured: &mut Measured,
     cluster: &Cluster,
     length: Duration,
-    is_small: bool,
+    &Options { is_small, beside, .. }: &Options,
 ) -> Result<f64, BenchError> {
     let (members, warm_up) = if is_small { (4, Duration::ZERO) } else { (MEMBERS, WARM_UP) };
     nodes::note(measured, cluster);
@@ -93,14 +95,25 @@ fn measure(
     let group = &crew.shape.group;
     let all = |member| Committer::of(group, member, SHARE as usize);
     let committers = crew.members.iter().map(all).collect();
-    let (committers, _) = runtime.block_on(commit_all(committers, warm_up))?;
+    let (committers, _) = runtime.block_on(commit_all(committers, Calls::Lean, warm_up))?;
 
     let meter = Meter::start(nodes::processes(cluster))?;
     let flushes = disk_flushes(cluster.folder());
-    let (committers, stretch) = runtime.block_on(commit_all(committers, length))?;
+    let (committers, stretch) = runtime.block_on(commit_all(committers, Calls::Lean, length))?;
     let used = meter.stop()?;
     let flushed = disk_flushes(cluster.folder()).zip(flushes).map(|(after, before)| after - before);
-    let own_rate = note_many(measured, &stretch, used, flushed);
+    let lean_rate = note_many(measured, &stretch, used, flushed);
+    let (committers, own_rate) = match beside {
+        None => (committers, lean_rate),
+        Some(_) => {
+            let (committers, stretch) =
+                runtime.block_on(commit_all(committers, Calls::Common, length))?;
+            let partitions = stretch.times.len() * u64::from(SHARE);
+            let common_rate = rate(partitions, length.as_secs_f64());
+            measured.metric("common_client_rate_per_s", common_rate);
+            (committers, common_rate)
+        }
+    };
 
     runtime.block_on(async {
         for mut committer in committers {
@@ -111,7 +124,7 @@ fn measure(
     let mut lone = Committer::of(group, &crew.members[0], 1);
     runtime.block_on(lone.resume())?;
     let lone_length = if is_small { length } else { LONE_LENGTH };
-    let (_, lone) = runtime.block_on(commit_all(vec![lone], lone_length))?;
+    let (_, lone) = runtime.block_on(commit_all(vec![lone], Calls::Lean, lone_length))?;
     syncs.time(cluster.folder())?;
     note_times(measured, ["lone_p50_ms", "lone_p99_ms"], &lone.times);
     syncs.note(measured);

@@ -16,7 +16,7 @@ use tonic::Response;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{BenchError, Measured};
-pub(super) use commits::{Committer, Stretch, commit_all};
+pub(super) use commits::{Calls, Committer, Stretch, commit_all};
 use session::Session;
 pub(super) use session::{Beats, Pace};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::load::{Committer, Crew, Shape, commit_all, note_times};
+use super::load::{Calls, Committer, Crew, Shape, commit_all, note_times};
 use super::{BenchError, Bound, Measured, Options, Scenario, nodes};
 use crate::cluster::Cluster;
 
@@ -47,7 +47,7 @@ fn measure(
     let loops = BusyLoops::start(has_busy_loops);
     measured.setup("busy_loops", loops.0.1);
     let started = Instant::now();
-    let committed = runtime.block_on(commit_all(committers.collect(), length));
+    let committed = runtime.block_on(commit_all(committers.collect(), Calls::Lean, length));
     drop(loops);
     let (_, term_after) = cluster.raft_leader();
     let elections = term_after - term_before;

@@ -22,6 +22,15 @@ pub(in crate::bench) struct Committer {
     acknowledged: u64,
 }
 
+/// How commits are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::bench) enum Calls {
+    /// By HTTP/2 of this program's own, which leaves the processors to the nodes.
+    Lean,
+    /// By the gRPC client that services use, and that a peer is called by.
+    Common,
+}
+
 /// What was acknowledged within a stretch of time.
 pub(in crate::bench) struct Stretch {
     pub(in crate::bench) times: Histogram<u64>,
@@ -113,15 +122,23 @@ impl Committer {
         Ok(())
     }
 
-    /// Commits until `stop`, over a connection that lasts as long.
-    async fn run(&mut self, stop: &AtomicBool) -> Result<Stretch, BenchError> {
-        let mut wire = Wire::open(&self.address).await?;
+    /// Commits until `stop`; lean calls go over a connection that lasts as long.
+    async fn run(&mut self, calls: Calls, stop: &AtomicBool) -> Result<Stretch, BenchError> {
+        let mut wire = match calls {
+            Calls::Lean => Some(Wire::open(&self.address).await?),
+            Calls::Common => None,
+        };
         let mut stretch = Stretch::default();
         while !stop.load(Ordering::Relaxed) {
             let started = Instant::now();
             self.advance();
-            let answer = wire.call("/tenure.v1.Offsets/Commit", &self.request).await?;
-            let index = self.take(answer)?;
+            let index = match &mut wire {
+                Some(wire) => {
+                    let answer = wire.call("/tenure.v1.Offsets/Commit", &self.request).await?;
+                    self.take(answer)?
+                }
+                None => self.send().await?,
+            };
             record(&mut stretch.times, started);
             stretch.entries.0 = stretch.entries.0.min(index);
             stretch.entries.1 = stretch.entries.1.max(index);
@@ -167,13 +184,14 @@ impl Committer {
 /// The first commit that was refused.
 pub(in crate::bench) async fn commit_all(
     committers: Vec<Committer>,
+    calls: Calls,
     length: Duration,
 ) -> Result<(Vec<Committer>, Stretch), BenchError> {
     let stop = Arc::new(AtomicBool::new(false));
     let tasks = committers.into_iter().map(|mut committer| {
         let stop = Arc::clone(&stop);
         tokio::spawn(async move {
-            let stretch = committer.run(&stop).await;
+            let stretch = committer.run(calls, &stop).await;
             stretch.map(|stretch| (committer, stretch))
         })
     });

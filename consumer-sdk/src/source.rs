@@ -163,6 +163,20 @@ pub enum SourceError {
         /// Offset asked for.
         wanted: NextOffset,
     },
+    /// Records that were read are not in the log any more, and others may stand at their offsets: the log was cut back,
+    /// as by an election of a replica that was behind. Never passed over silently.
+    #[error(
+        "the log of {topic}/{index} was cut back: records before offset {wanted}, which were read, are gone; look at what \
+         they did, then reset the offset by name"
+    )]
+    Truncated {
+        /// Topic.
+        topic: TopicName,
+        /// Index in it.
+        index: u32,
+        /// Offset that was to be read next.
+        wanted: NextOffset,
+    },
     /// Not reachable, or an error that may pass.
     #[error("source failed for now: {0}")]
     Transient(#[source] BoxError),

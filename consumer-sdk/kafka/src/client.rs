@@ -199,6 +199,15 @@ impl Client {
         self.assigned[&partition].mislead(self.consumer.client());
     }
 
+    /// Goes on at the part's position, as one that was read under a leader of `epoch`.
+    #[cfg(test)]
+    pub(crate) fn seek(&self, part: &Part, epoch: i32) {
+        let partitions = list(part, Offset::Offset(part.next.signed())).expect("a position");
+        crate::ffi::set_leader_epoch(&partitions, part.topic.as_str(), part.index(), epoch);
+        let sought = self.consumer.seek_partitions(partitions, Duration::from_secs(10));
+        sought.expect("an assigned partition");
+    }
+
     #[cfg(test)]
     pub(crate) fn consumer_weak(&self) -> std::sync::Weak<BaseConsumer<Context>> {
         Arc::downgrade(&self.consumer)

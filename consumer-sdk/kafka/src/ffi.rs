@@ -5,6 +5,8 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+#[cfg(test)]
+use rdkafka::TopicPartitionList;
 use rdkafka::bindings as rd;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::mocking::MockCluster;
@@ -166,6 +168,20 @@ unsafe impl Send for Message {}
 // Headers are taken apart at the first look, hence `&mut` there.
 unsafe impl Sync for Message {}
 
+/// Names the leader epoch of a position in `list`, so that the client asks the broker whether its log still has what
+/// was read before it.
+#[cfg(test)]
+pub(crate) fn set_leader_epoch(list: &TopicPartitionList, topic: &str, index: i32, epoch: i32) {
+    let Ok(topic) = CString::new(topic) else { return };
+    // SAFETY: list and text are alive during the calls; an element that is not null is of the list.
+    unsafe {
+        let found = rd::rd_kafka_topic_partition_list_find(list.ptr(), topic.as_ptr(), index);
+        if !found.is_null() {
+            rd::rd_kafka_topic_partition_set_leader_epoch(found, epoch);
+        }
+    }
+}
+
 impl Message {
     fn raw(&self) -> &rd::rd_kafka_message_t {
         // SAFETY: never null (FanIn::take), and alive until drop.
@@ -220,6 +236,14 @@ impl Message {
     pub(crate) fn value(&self) -> Option<&[u8]> {
         // SAFETY: as above.
         unsafe { slice(self.raw().payload, self.raw().len) }
+    }
+
+    /// Whether this error says that the log was cut back. The client has one code for all offsets that it would reset,
+    /// and ends the reason with the text of the cause.
+    pub(crate) fn is_truncation(&self) -> bool {
+        // SAFETY: the client's texts live as long as the process.
+        let cause = unsafe { text(rd::rd_kafka_err2str(Code::RD_KAFKA_RESP_ERR__LOG_TRUNCATION)) };
+        self.reason().contains(&cause)
     }
 
     /// Bytes of key and value.

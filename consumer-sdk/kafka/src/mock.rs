@@ -44,6 +44,16 @@ impl MockKafka {
         Ok(self.cluster.0.create_topic(name, i32::from(partition_count), 1)?)
     }
 
+    /// Makes a broker the leader of a partition, under the next leader epoch. Brokers count from 1.
+    ///
+    /// # Errors
+    ///
+    /// [`MockError`] when there is no such broker.
+    pub fn elect_leader(&self, topic: &str, partition: u16, broker: u16) -> Result<(), MockError> {
+        let (partition, broker) = (i32::from(partition), i32::from(broker));
+        Ok(self.cluster.0.partition_leader(topic, partition, Some(broker))?)
+    }
+
     /// Cuts all connections and takes no new ones.
     ///
     /// # Errors

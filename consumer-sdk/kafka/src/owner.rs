@@ -62,6 +62,9 @@ pub(crate) enum Command {
         end: Receiver<()>,
         on: Receiver<()>,
     },
+    /// Go on as if a partition had been read up to there, under a leader of that epoch.
+    #[cfg(test)]
+    Pretend { partition: Partition, next: NextOffset, leader_epoch: i32 },
     /// Say how many clients there have been.
     #[cfg(test)]
     CountClients { reply: oneshot::Sender<u64> },
@@ -211,6 +214,12 @@ impl Owner {
                 end.recv().expect("the test goes on");
                 client.lead(partition);
                 on.recv().expect("the test goes on");
+            }
+            #[cfg(test)]
+            Command::Pretend { partition, next, leader_epoch } => {
+                let part = self.parts.get_mut(&partition).expect("an open partition");
+                part.next = next;
+                self.client.as_ref().expect("a client").seek(part, leader_epoch);
             }
             #[cfg(test)]
             Command::CountClients { reply } => {
@@ -373,6 +382,9 @@ impl Owner {
         let (topic, index) = (part.topic.clone(), partition.index.get());
         if matches!(code, RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) {
             let wanted = part.next;
+            if message.is_truncation() {
+                return self.fail(partition, SourceError::Truncated { topic, index, wanted });
+            }
             tracing::info!(%topic, partition = index, reason = message.reason(), "offset out of range");
             self.fail(partition, SourceError::OutOfRange { topic, index, wanted });
         } else if is_unknown(code) {

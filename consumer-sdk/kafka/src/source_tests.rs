@@ -158,3 +158,68 @@ async fn records_that_went_astray_are_read_before_later_ones() {
         source.shutdown(Duration::from_secs(10)).await;
     }
 }
+
+/// Id of a topic, once the brokers answer.
+async fn until_found(source: &KafkaSource, topic: &TopicName) -> tenure_model::TopicId {
+    let limit = std::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        assert!(std::time::Instant::now() < limit, "the topic is not found");
+        match source.topics(std::slice::from_ref(topic)).await.as_deref() {
+            Ok([info]) => return info.topic_id,
+            Ok(_) | Err(SourceError::Transient(_)) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// What a stream brings next: the offset of the next record, or the error that ends it.
+async fn next_of(stream: &mut RecordStream) -> Result<u64, String> {
+    loop {
+        let item = tokio::time::timeout(Duration::from_secs(20), stream.recv()).await;
+        let fetched = item.expect("something in time").expect("the stream goes on");
+        if matches!(fetched, Fetched::Passed(_)) {
+            continue;
+        }
+        let records = fetched.into_records().map_err(|error| error.to_string())?;
+        return Ok(records[0].offset.get());
+    }
+}
+
+/// The log has ten records of leader epoch 0 and then ten of epoch 1. A reader that had read fifteen of epoch 0 has read
+/// five that are gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn log_that_was_cut_back_is_told_by_name_and_not_read_on() {
+    const CUT: &str = "the log of cut/0 was cut back: records before offset 15, which were read, are gone; look at what \
+                       they did, then reset the offset by name";
+    let at = |offset: u64| NextOffset::new(offset).unwrap();
+    // How far was read, under which epoch, and what comes then.
+    let cases = [(15, 0, Err(CUT)), (15, 1, Ok(15)), (10, 0, Ok(10))];
+    for (next, leader_epoch, want) in cases {
+        let kafka = MockKafka::start(2).unwrap();
+        kafka.create_topic("cut", 1).unwrap();
+        let topic = TopicName::new("cut").unwrap();
+        let source = KafkaSource::new(KafkaSettings::new(kafka.bootstrap())).unwrap();
+        let index = PartitionIndex::new(0).unwrap();
+        let produce = async || {
+            let (bootstrap, topic) = (kafka.bootstrap(), topic.clone());
+            let produced = tokio::task::spawn_blocking(move || {
+                let records = (0..10).map(|_| NewRecord::new(index, "k", "v"));
+                Producer::new(&bootstrap).unwrap().produce(&topic, records).unwrap();
+            });
+            produced.await.unwrap();
+        };
+        produce().await;
+        kafka.elect_leader("cut", 0, 2).unwrap();
+        produce().await;
+        let topic_id = until_found(&source, &topic).await;
+        let partition = Partition { topic_id, index };
+        let ahead = ReadAhead { records: 1000, bytes: 1 << 20 };
+        let mut stream = source.open(&topic, partition, at(19), ahead).await.unwrap();
+        assert_eq!(next_of(&mut stream).await, Ok(19));
+        let next = at(next);
+        assert!(source.send(Command::Pretend { partition, next, leader_epoch }));
+        let found = next_of(&mut stream).await;
+        assert_eq!(found, want.map_err(str::to_owned), "read to {next} under epoch {leader_epoch}");
+        source.shutdown(Duration::from_secs(10)).await;
+    }
+}

@@ -122,9 +122,9 @@ impl From<SourceError> for Obstacle {
                 Self::passing(error)
             }
             // Whoever owns it finds the same: moving it on would only make noise.
-            SourceError::OtherTopicId { .. } | SourceError::OutOfRange { .. } => {
-                Self::Final(Closing::frozen(error.to_string()))
-            }
+            SourceError::OtherTopicId { .. }
+            | SourceError::OutOfRange { .. }
+            | SourceError::Truncated { .. } => Self::Final(Closing::frozen(error.to_string())),
             SourceError::Fatal(_) => Self::last(ReleaseReason::AcquireFailed, error),
         }
     }

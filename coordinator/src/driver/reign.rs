@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dashmap::mapref::one::RefMut;
 use tenure_core::command::MemberRef;
 use tenure_core::event::MemberJoined;
 use tenure_core::{Event, State};
@@ -18,14 +19,14 @@ use super::deadlines::Timers;
 use super::leading::Lanes;
 use super::places::Places;
 use super::serving::Unserved;
-use super::session::{Heartbeat, Session, SessionId};
+use super::session::{Heartbeat, Named, Session, SessionId};
 use super::settle::Settling;
 use super::standing::Standing;
 use crate::lease::{Answer, LeaseTable, Lengths, Rules};
 use crate::lost;
 use crate::machine::GroupMachine;
 use crate::settings::NodeSettings;
-use crate::soft::{Beat, Beats, Held};
+use crate::soft::{Beat, Beats};
 
 /// Grants of one entry that are logged one by one; a whole group's are said as a count.
 const GRANTS_LOGGED_MAX: usize = 32;
@@ -306,7 +307,7 @@ impl Reign {
         self.sessions.insert(member.clone(), session);
         self.places.reopened(&member);
         self.parked.remove(&member);
-        self.note(&member, None);
+        drop(note(&self.table, &self.places, &self.beats, &member));
         self.waiting.insert(member, Waiting { is_join: true, asked: None, receipt });
     }
 
@@ -324,7 +325,6 @@ impl Reign {
         let Heartbeat { member, session, receipt, sequence, said, takes_as_held } = beat;
         let known = self.sessions.get(&member).filter(|known| known.id == session);
         let Some(known) = known else { return };
-        let (held, named) = known.read(said, takes_as_held);
         match self.table.renew(&member, receipt) {
             Answer::Gone => {
                 self.end_membership(&member);
@@ -332,24 +332,14 @@ impl Reign {
             }
             Answer::Now | Answer::Later => {}
         }
-        if let Some(held) = &held {
-            self.standing.follow(&member, held);
+        let mut beat = note(&self.table, &self.places, &self.beats, &member);
+        let named = known.read(said, takes_as_held, &mut beat.held);
+        if named != Named::Unknown {
+            self.standing.follow(&member, &beat.held);
         }
-        self.note(&member, held);
+        drop(beat);
         let asked = Some(Asked { session, sequence, named });
         merge(&mut self.waiting, member, Waiting { is_join: false, asked, receipt });
-    }
-
-    /// Notes what a member said; nothing: what it said before holds as far as is known.
-    fn note(&self, member: &MemberRef, held: Option<Vec<Held>>) {
-        let (heard_at, deadline) = self.table.times(member).unwrap_or_default();
-        let awaited_by = self.places.awaited_by(member, heard_at);
-        let mut beat = self.beats.entry((member.group.clone(), member.member.clone())).or_default();
-        beat.deadline = deadline;
-        beat.awaited_by = awaited_by;
-        if let Some(held) = held {
-            beat.held = held;
-        }
     }
 
     /// Shows who waits for the place of `member`.
@@ -401,12 +391,16 @@ impl Reign {
     fn send(&mut self, member: &MemberRef, down: Down) {
         let Some(session) = self.sessions.get(member) else { return };
         if !session.send(down) {
-            tracing::warn!(
-                group = %member.group, member = %member.member,
-                "member does not read its session, the session ends"
-            );
-            self.sessions.remove(member);
+            self.does_not_read(member);
         }
+    }
+
+    fn does_not_read(&mut self, member: &MemberRef) {
+        tracing::warn!(
+            group = %member.group, member = %member.member,
+            "member does not read its session, the session ends"
+        );
+        self.sessions.remove(member);
     }
 
     /// This node leads no more: every session is told where to go.
@@ -416,6 +410,20 @@ impl Reign {
         }
         self.beats.clear();
     }
+}
+
+/// What is known of a member, with its lease as it is now.
+fn note<'a>(
+    table: &LeaseTable,
+    places: &Places,
+    beats: &'a Beats,
+    member: &MemberRef,
+) -> RefMut<'a, (GroupId, MemberId), Beat> {
+    let (heard_at, deadline) = table.times(member).unwrap_or_default();
+    let mut beat = beats.entry((member.group.clone(), member.member.clone())).or_default();
+    beat.deadline = deadline;
+    beat.awaited_by = places.awaited_by(member, heard_at);
+    beat
 }
 
 fn gone_message(member: &MemberRef) -> String {

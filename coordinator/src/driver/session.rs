@@ -104,10 +104,14 @@ impl Listed {
         held.eq(self.grants.iter().copied())
     }
 
-    fn running_at(&self, positions: &[u64], lags: &[u64]) -> Vec<Held> {
+    fn running_at<'a>(
+        &'a self,
+        positions: &'a [u64],
+        lags: &'a [u64],
+    ) -> impl Iterator<Item = Held> + 'a {
         let lags = lags.iter().copied().chain(std::iter::repeat(0));
         let grants = self.grants.iter().zip(positions).zip(lags);
-        let held = grants.map(|(((partition, epoch), position), lag)| Held {
+        grants.map(|(((partition, epoch), position), lag)| Held {
             partition: *partition,
             epoch: *epoch,
             phase: Phase::Running,
@@ -117,8 +121,7 @@ impl Listed {
             // A grant that stands still for long is not said in short.
             still_ms: 0,
             end_offset: lag.checked_sub(1).map(|lag| position.saturating_add(lag)),
-        });
-        held.collect()
+        })
     }
 }
 
@@ -147,24 +150,25 @@ impl Session {
         self.listed = listed;
     }
 
-    /// Compares what a heartbeat says with the list that went down last. Nothing is held as far as is known where it
-    /// speaks of another list.
-    pub fn read(&self, said: Said, takes_as_held: bool) -> (Option<Vec<Held>>, Named) {
+    /// Compares what a heartbeat says with the list that went down last, and writes it over what was `held` before.
+    /// That stays as it is where the heartbeat speaks of another list.
+    pub fn read(&self, said: Said, takes_as_held: bool, held: &mut Vec<Held>) -> Named {
         match said {
-            Said::List(held) => {
+            Said::List(said) => {
+                *held = said;
                 let listed = self.listed.as_ref();
-                let listed = listed.filter(|listed| takes_as_held && listed.is_held(&held));
-                let named =
-                    listed.map_or(Named::Something, |listed| Named::AsListed(listed.version));
-                (Some(held), named)
+                let listed = listed.filter(|listed| takes_as_held && listed.is_held(held));
+                listed.map_or(Named::Something, |listed| Named::AsListed(listed.version))
             }
             Said::AsListed { version, positions, lags } => match &self.listed {
                 Some(listed)
                     if listed.version == version && listed.grants.len() == positions.len() =>
                 {
-                    (Some(listed.running_at(&positions, &lags)), Named::AsListed(version))
+                    held.clear();
+                    held.extend(listed.running_at(&positions, &lags));
+                    Named::AsListed(version)
                 }
-                Some(_) | None => (None, Named::Unknown),
+                Some(_) | None => Named::Unknown,
             },
         }
     }

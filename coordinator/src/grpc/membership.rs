@@ -229,7 +229,7 @@ impl Session<'_> {
                     }
                     return Ok(());
                 }
-                Some(answered) = self.acts.next() => match self.answer(answered).await {
+                Some(answered) = self.acts.next(), if !self.acts.is_empty() => match self.answer(answered).await {
                     Next::Message => {}
                     Next::End => return Ok(()),
                 },

@@ -67,16 +67,19 @@ impl Reign {
     }
 
     fn answer_one(&mut self, member: &MemberRef, waiting: Waiting, state: &State) {
-        let session = self.sessions.get(member).map(|session| session.id);
+        // Nobody reads an answer.
+        let Some(session) = self.sessions.get(member) else { return };
         // An earlier session's heartbeat waits for nobody.
-        let asked = waiting.asked.filter(|asked| Some(asked.session) == session);
+        let asked = waiting.asked.filter(|asked| asked.session == session.id);
         if !waiting.is_join
             && let Some(Asked { sequence, named: Named::AsListed(version), .. }) = asked
             && is_newest(state, member, version)
         {
             self.unserved.forget(member);
             let answer = v1::HeartbeatAnswer { sequence, assignment: None, as_held: version.0 };
-            self.send(member, Down::HeartbeatAnswer(answer));
+            if !session.send(Down::HeartbeatAnswer(answer)) {
+                self.does_not_read(member);
+            }
             return;
         }
         let Some(assignment) = self.assignment(state, member, waiting.receipt) else {

@@ -20,6 +20,7 @@ use super::super::session::{Heartbeat, Open, Said, SessionId};
 use super::*;
 use crate::raft::{EntryContext, Machine as _};
 use crate::settings::LeaseLengths;
+use crate::soft::{Held, Phase};
 use crate::stored::encode_batch;
 
 const TTL_MS: u64 = 10_000;
@@ -183,7 +184,7 @@ fn beat(reign: &mut Reign, name: &str, sequence: u64, receipt: Tick) {
 }
 
 fn running(partition: Partition, epoch: Epoch) -> Held {
-    let phase = crate::soft::Phase::Running;
+    let phase = Phase::Running;
     Held {
         partition,
         epoch,

@@ -28,6 +28,8 @@ mod import;
 mod lock;
 #[path = "program/metadata.rs"]
 mod metadata;
+#[path = "program/retention.rs"]
+mod retention;
 
 struct Dev {
     node: Process,

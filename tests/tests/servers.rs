@@ -21,6 +21,9 @@ use tenure_tests::process::Process;
 use tenure_tests::proxy::{Direction, Proxy};
 use tenure_tests::servers::{Kafka, Postgres, require, wait_until};
 
+#[path = "servers/source.rs"]
+mod source;
+
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Long enough for a loopback answer to arrive if it was not held.
 const QUIET: Duration = Duration::from_millis(200);

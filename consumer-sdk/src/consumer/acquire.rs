@@ -203,8 +203,13 @@ impl<S: FencedSink> Acquire<'_, S> {
             running.parts.source.close(partition).await;
         }
         let read_ahead = running.parts.settings.read_ahead;
+        let (source, doubts) = (&*running.parts.source, &running.parts.doubts);
         loop {
-            match running.parts.source.open(topic, partition, resume, read_ahead).await {
+            let opened = match doubts.check(source, topic, partition, resume).await {
+                Ok(()) => source.open(topic, partition, resume, read_ahead).await,
+                Err(error) => Err(error),
+            };
+            match opened {
                 // It had an offset, so it was there once.
                 Err(error @ SourceError::UnknownPartition { .. }) if resume > NextOffset::ZERO => {
                     return Err(Closing::frozen(format!("source: {error}")));

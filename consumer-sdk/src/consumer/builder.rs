@@ -471,6 +471,7 @@ impl<S: FencedSink> ConsumerBuilder<S> {
             hook,
             told,
             grants,
+            doubts: Arc::default(),
             warm,
             mirror,
             letters,

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::Counters;
 use super::buffer::{Buffer, Room};
+use super::doubts::Doubts;
 use super::end::{Control, End};
 use super::lifecycle::Told;
 use super::link::Link;
@@ -70,6 +71,7 @@ pub struct Input {
     pub(super) counters: Arc<Counters>,
     pub(super) told: Arc<Told>,
     pub(super) source: Arc<dyn RecordSource>,
+    pub(super) doubts: Arc<Doubts>,
     pub(super) lease: Lease,
     pub(super) partition: Partition,
     pub(super) epoch: Epoch,
@@ -250,6 +252,7 @@ impl Input {
                     }
                 }
                 Some(Err(error)) => {
+                    self.doubts.note(self.partition, &error);
                     self.control.end(End::Lost { cause: LostCause::Source(error.to_string()) });
                     return;
                 }

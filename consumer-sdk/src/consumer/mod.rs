@@ -9,6 +9,7 @@ mod buffer;
 mod builder;
 mod contain;
 mod counters;
+mod doubts;
 mod end;
 mod fault;
 mod input;
@@ -108,6 +109,7 @@ pub(crate) struct Parts<S: FencedSink> {
     pub(crate) hook: Option<AcquireHook>,
     pub(crate) told: Arc<Told>,
     pub(crate) grants: Arc<Grants>,
+    pub(crate) doubts: Arc<doubts::Doubts>,
     pub(crate) warm: Warm,
     pub(crate) mirror: Option<Arc<dyn OffsetMirror>>,
     pub(crate) letters: Option<policy::LettersAtHome<S::Writer>>,

@@ -217,6 +217,7 @@ impl<S: FencedSink> Service<'_, S> {
             counters: Arc::clone(&parts.counters),
             told: Arc::clone(&parts.told),
             source: Arc::clone(&parts.source),
+            doubts: Arc::clone(&parts.doubts),
             lease: self.grant.lease.clone(),
             partition,
             epoch,

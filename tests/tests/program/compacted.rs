@@ -10,6 +10,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::{Message as _, Offset, TopicPartitionList};
+use serde_json::Value;
 use tenure_kafka::{KafkaSettings, KafkaSource};
 use tenure_model::{GroupId, LeaseSettings, TopicName};
 use tenure_sdk::consumer::Counters;
@@ -103,7 +104,7 @@ fn wait_for_the_cleaner(kafka: &Kafka, topic: &str) {
 }
 
 /// Takes the first two records and no more, as an owner that ends in what will be the gap.
-async fn take_two(owned: Owned<CoordinatorOffsets>) -> Result<(), BoxError> {
+pub(super) async fn take_two(owned: Owned<CoordinatorOffsets>) -> Result<(), BoxError> {
     let (mut input, mut offsets) = owned.split();
     for _ in 0..2 {
         let Some(record) = input.next_record().await else { return Ok(()) };
@@ -115,7 +116,7 @@ async fn take_two(owned: Owned<CoordinatorOffsets>) -> Result<(), BoxError> {
 }
 
 /// A consumer of the topic in a group.
-struct Member<'m> {
+pub(super) struct Member<'m> {
     dev: &'m Dev,
     runtime: &'m Runtime,
     group: &'static str,
@@ -125,7 +126,7 @@ struct Member<'m> {
 }
 
 impl<'m> Member<'m> {
-    fn start<F, R>(
+    pub(super) fn start<F, R>(
         dev: &'m Dev,
         runtime: &'m Runtime,
         kafka: &Kafka,
@@ -152,16 +153,18 @@ impl<'m> Member<'m> {
         Self { dev, runtime, group, stopper, counters, run }
     }
 
-    fn wait(&self, committed: i64, lag: Option<u64>) {
+    pub(super) fn wait(&self, committed: i64, lag: Option<u64>) {
         until(&format!("offset {committed} of {}", self.group), || {
-            let listed = self.dev.json(&["partitions", self.group]);
+            let listed = self.dev.run(&["partitions", self.group, "--output", "json"]);
+            // The group is there once its first member has joined.
+            let Ok(listed) = serde_json::from_slice::<Value>(&listed.stdout) else { return false };
             let line = &listed["partitions"][0];
             line["committed"] == committed && lag.is_none_or(|lag| line["lag"] == lag)
         });
     }
 
     /// Stops it and tells how many records it was given.
-    fn stop(self) -> u64 {
+    pub(super) fn stop(self) -> u64 {
         self.stopper.stop(LONGEST);
         assert!(self.runtime.block_on(self.run).unwrap());
         self.counters.records_delivered()

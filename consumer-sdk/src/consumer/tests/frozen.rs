@@ -38,6 +38,32 @@ async fn offset_out_of_range_stands_still_and_is_never_reset() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn offset_that_the_stream_says_is_out_of_range_ends_one_ownership_and_freezes_the_next() {
+    let bench = Bench::new(1);
+    bench.append(0, 3);
+    bench.left_at(0, 10);
+    let (source, coordinator) = (bench.source.clone(), bench.coordinator.clone());
+    let (open_takes, close_takes) = (Duration::ZERO, Duration::ZERO);
+    let tells_on_stream = true;
+    let source = SlowSource { source, coordinator, open_takes, close_takes, tells_on_stream };
+    let consumer = bench.builder_over(Arc::new(source)).build().unwrap();
+    let counters = consumer.counters();
+    let _run = bench.run(consumer, doing_all(&bench)).await;
+    bench.grant(0);
+    let text = "offset 10 of t/0 is out of range: reset the offset by name";
+    let line = bench.coordinator.logged("release 0 e2").await;
+    assert_eq!(line, format!("release 0 e2 HandlerFailed at 10: {text}"));
+    bench.grant(0);
+    let line = bench.coordinator.logged("phase 0 e3 Running: frozen").await;
+    assert_eq!(line, format!("phase 0 e3 Running: frozen: source: {text}"));
+    tokio::time::sleep(SECOND * 600).await;
+    assert_eq!(bench.lines(&["release", "opened"]).len(), 2, "{:?}", bench.coordinator.log());
+    assert_eq!((counters.frozen(), bench.committed(0)), (1, Some(10)));
+    bench.append(0, 9);
+    bench.coordinator.logged("deliver 0 e3 10..12").await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn policy_none_waits_for_an_offset_and_is_given_back_when_asked_for() {
     let bench = Bench::new(1);
     bench.append(0, 3);

@@ -21,7 +21,9 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::lease::LeaseCheck;
 use crate::offsets::OffsetWriter;
-use crate::source::{ReadAhead, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo};
+use crate::source::{
+    Fetched, ReadAhead, RecordSource, RecordStream, ResetPolicy, SourceError, TopicInfo,
+};
 use crate::testing::{MemoryCoordinator, MemorySource, RuntimeClock};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -107,12 +109,14 @@ struct SlowSource {
     coordinator: MemoryCoordinator,
     open_takes: Duration,
     close_takes: Duration,
+    /// An offset that is out of range is told by the stream, as by Kafka, which learns of it from the first fetch.
+    tells_on_stream: bool,
 }
 
 impl SlowSource {
     fn of(bench: &Bench, open_takes: Duration, close_takes: Duration) -> Arc<Self> {
         let (source, coordinator) = (bench.source.clone(), bench.coordinator.clone());
-        Arc::new(Self { source, coordinator, open_takes, close_takes })
+        Arc::new(Self { source, coordinator, open_takes, close_takes, tells_on_stream: false })
     }
 }
 
@@ -148,7 +152,14 @@ impl RecordSource for SlowSource {
             tokio::time::sleep(self.open_takes).await;
             let stream = self.source.open(topic, partition, from, read_ahead).await;
             self.coordinator.note(format!("opened {} at {from}", partition.index));
-            stream
+            match stream {
+                Err(error @ SourceError::OutOfRange { .. }) if self.tells_on_stream => {
+                    let (sender, stream) = tokio::sync::mpsc::channel(1);
+                    sender.send(Fetched::Failed(error)).await.unwrap();
+                    Ok(stream)
+                }
+                stream => stream,
+            }
         })
     }
 

@@ -1,10 +1,7 @@
-//! The source against a real broker, named by `KAFKA_BOOTSTRAP`; skipped without.
-
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+//! The source of records against a real broker.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -20,6 +17,7 @@ use tenure_sdk::source::{
 };
 use tenure_sdk::testing::{MemoryCoordinator, RuntimeClock};
 use tenure_sdk::{Consumer, Owned};
+use tenure_tests::servers::{Kafka, require, unique_name};
 use tokio::sync::OnceCell;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,16 +30,13 @@ struct Broker {
 }
 
 impl Broker {
-    /// The broker of the environment and a topic name of its own, or nothing.
+    /// The broker and a topic name of the test's own, or nothing where there is no broker.
     fn named(test: &str) -> Option<Self> {
-        let Ok(bootstrap) = std::env::var("KAFKA_BOOTSTRAP") else {
-            eprintln!("SKIPPED {test}: KAFKA_BOOTSTRAP is not set");
-            return None;
-        };
+        let kafka = require(tokio::task::block_in_place(Kafka::shared))?;
+        let bootstrap = kafka.bootstrap().to_owned();
         let admin = ClientConfig::new().set("bootstrap.servers", &bootstrap).create().unwrap();
         let source = KafkaSource::new(KafkaSettings::new(&bootstrap)).unwrap();
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        let topic = TopicName::new(&format!("tenure-{test}-{}", since.as_nanos())).unwrap();
+        let topic = TopicName::new(&unique_name(test)).unwrap();
         Some(Self { bootstrap, admin, source, topic })
     }
 

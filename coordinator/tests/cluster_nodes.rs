@@ -40,9 +40,12 @@ impl Rig {
         .await
     }
 
+    /// Id of a node that follows the raft leader, and knows it.
     async fn follower(&self) -> u64 {
         let leader = self.leader().await;
-        *self.nodes.keys().find(|id| **id != leader).unwrap()
+        let (id, node) = self.nodes.iter().find(|(id, _)| **id != leader).unwrap();
+        knows_the_leader(node).await;
+        *id
     }
 
     async fn nodes_client(&self) -> ClusterClient<Channel> {

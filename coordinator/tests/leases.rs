@@ -195,7 +195,9 @@ async fn lease_survives_the_loss_of_the_raft_leader_and_a_follower_names_the_lea
     let leader = leader_of(&nodes).await;
     let leases = LeasesClient::new(channel(nodes[leader].client_address()).await);
     let ann = get(&leases, "ann").await;
-    let follower = LeasesClient::new(channel(nodes[(leader + 1) % 3].client_address()).await);
+    let follower = &nodes[(leader + 1) % 3];
+    knows_the_leader(follower).await;
+    let follower = LeasesClient::new(channel(follower.client_address()).await);
     let redirected = error_of_status(&verify(&follower, &ann).await.unwrap_err());
     assert_eq!(redirected.code, "NOT_LEADER");
     assert_eq!(redirected.leader_address, nodes[leader].client_address().to_string());

@@ -42,10 +42,7 @@ async fn follower_answers_with_the_address_of_the_raft_leader() {
     let leader = leader_of(&nodes).await;
     let address = nodes[leader].client_address().to_string();
     let follower = &nodes[(leader + 1) % 3];
-    until("the follower to know the leader", || async {
-        follower.raft().leadership().borrow().leader_client_address.clone()
-    })
-    .await;
+    knows_the_leader(follower).await;
     let mut client = Client::of(follower).await;
     let refused = [
         client.open(join("ann", 1)).await.map(|_| ()).unwrap_err(),

@@ -115,6 +115,14 @@ pub(crate) async fn leader_of(nodes: &[Node]) -> usize {
     .await
 }
 
+/// Waits until a node knows the raft leader: it may hear of it later than the leader itself.
+pub(crate) async fn knows_the_leader(node: &Node) {
+    until("the node to know the raft leader", || async {
+        node.raft().leadership().borrow().leader_client_address.clone()
+    })
+    .await;
+}
+
 /// The replicated state of a node, without what only says how far it is.
 pub(crate) fn state_of(node: &Node) -> State {
     node.raft().with_machine(|machine| machine.state().clone())

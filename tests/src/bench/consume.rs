@@ -38,10 +38,6 @@ const MANY_PARTITIONS: u16 = 1000;
 const MANY_RECORDS: u64 = 20;
 const MANY_MEMORY_MAX_MIB: f64 = 64.0;
 
-/// Part of the records of a pass that comes before the rate is measured. At the start the bare loop has all partitions in
-/// its first request, whose records are there before its time begins, and a consumer gets them one by one.
-const START_SHARE: u64 = 4;
-
 /// Longest single pass.
 const PASS_MAX: Duration = Duration::from_secs(60);
 
@@ -87,7 +83,6 @@ fn run(options: &Options) -> Result<Measured, BenchError> {
     measured.setup("rounds", rounds);
     measured.setup("order", "bare, batch, record in turns, each as a consumer of its own");
     measured.setup("headers", "left out by all ways");
-    measured.setup("rate", format!("after the first 1/{START_SHARE} of a pass, by all ways"));
     measured.setup("cpu", "user and system time of the whole process, the client's threads too");
     let mut worst = Worst::default();
     for (size_bytes, records) in SIZES {
@@ -179,9 +174,7 @@ struct Progress {
     records: u64,
     count: AtomicU64,
     started: Instant,
-    /// When the start was over, and how many records had been counted by then.
-    start_over_ns: AtomicU64,
-    start_count: AtomicU64,
+    first_ns: AtomicU64,
     last_ns: AtomicU64,
     done: tokio::sync::Notify,
     sum: AtomicU64,
@@ -193,8 +186,7 @@ impl Progress {
             records,
             count: AtomicU64::new(0),
             started: Instant::now(),
-            start_over_ns: AtomicU64::new(0),
-            start_count: AtomicU64::new(0),
+            first_ns: AtomicU64::new(u64::MAX),
             last_ns: AtomicU64::new(0),
             done: tokio::sync::Notify::new(),
             sum: AtomicU64::new(0),
@@ -204,15 +196,10 @@ impl Progress {
     /// Counts records; called once for many.
     fn add(&self, count: u64, sum: u64) {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.first_ns.fetch_min(now, Ordering::Relaxed);
         self.last_ns.fetch_max(now, Ordering::Relaxed);
         self.sum.fetch_add(sum, Ordering::Relaxed);
-        let before = self.count.fetch_add(count, Ordering::SeqCst);
-        let start = self.records / START_SHARE;
-        if (before..before + count).contains(&start) {
-            self.start_over_ns.store(now, Ordering::Relaxed);
-            self.start_count.store(before + count, Ordering::Relaxed);
-        }
-        if before + count >= self.records {
+        if self.count.fetch_add(count, Ordering::SeqCst) + count >= self.records {
             self.done.notify_one();
         }
     }
@@ -222,12 +209,12 @@ impl Progress {
     }
 
     fn pass(&self, cpu: Duration) -> Pass {
-        let start_over = self.start_over_ns.load(Ordering::Relaxed);
-        let length = self.last_ns.load(Ordering::Relaxed).saturating_sub(start_over);
-        let timed = self.records - self.start_count.load(Ordering::Relaxed);
+        let first = self.first_ns.load(Ordering::Relaxed);
+        let length = self.last_ns.load(Ordering::Relaxed).saturating_sub(first);
+        let records = self.records as f64;
         Pass {
-            cpu_ns_per_record: cpu.as_nanos() as f64 / self.records as f64,
-            records_per_second: timed as f64 * 1e9 / length.max(1) as f64,
+            cpu_ns_per_record: cpu.as_nanos() as f64 / records,
+            records_per_second: records * 1e9 / length.max(1) as f64,
         }
     }
 }

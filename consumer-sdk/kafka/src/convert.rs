@@ -43,16 +43,32 @@ impl Lender for Lent {
 
 /// Makes records that refer to the messages, which are let go of together, with the last record.
 pub(crate) fn lend(origin: &Origin, mut fetch: Fetch, loan: Loan) -> Vec<Record> {
-    let topic = topic_of(origin);
-    let headers: Vec<Headers> = match origin.with_headers {
-        true => fetch.messages.iter_mut().map(headers_of).collect(),
-        false => Vec::new(),
-    };
-    let mut headers = headers.into_iter();
+    let headers = headers_of(origin, &mut fetch.messages);
     let lent = Arc::new(Lent { fetch, _loan: loan });
-    let payload = |place| Payload::lent(Arc::clone(&lent) as Arc<dyn Lender>, place);
-    let mut records = Vec::with_capacity(lent.fetch.messages.len());
-    for (position, message) in lent.fetch.messages.iter().enumerate() {
+    let payload = |place, _: &[u8]| Payload::lent(Arc::clone(&lent) as Arc<dyn Lender>, place);
+    records_of(origin, &lent.fetch.messages, headers, payload)
+}
+
+/// Copies what `messages` hold into records, and lets go of them; `load` is what they amount to.
+pub(crate) fn copy(origin: &Origin, load: Load, mut messages: Vec<Message>) -> Vec<Record> {
+    let headers = headers_of(origin, &mut messages);
+    let mut blocks = Blocks { left_bytes: load.bytes, block: BytesMut::new() };
+    records_of(origin, &messages, headers, |_, bytes| blocks.copy(bytes).into())
+}
+
+/// `payload` gets the place of a key or value, and what is there.
+fn records_of(
+    origin: &Origin,
+    messages: &[Message],
+    headers: Vec<Headers>,
+    mut payload: impl FnMut(usize, &[u8]) -> Payload,
+) -> Vec<Record> {
+    // A name of its own for each call: the threads that read let go of them one by one, and must not share the count
+    // with each other.
+    let topic = TopicName::new(origin.topic.as_str()).unwrap_or_else(|_| origin.topic.clone());
+    let mut headers = headers.into_iter();
+    let mut records = Vec::with_capacity(messages.len());
+    for (position, message) in messages.iter().enumerate() {
         let headers = headers.next().unwrap_or_default();
         let Ok(offset) = NextOffset::from_signed(message.offset()) else { continue };
         records.push(Record {
@@ -60,47 +76,24 @@ pub(crate) fn lend(origin: &Origin, mut fetch: Fetch, loan: Loan) -> Vec<Record>
             topic: topic.clone(),
             offset,
             timestamp_ms: message.timestamp_ms(),
-            key: message.key().map(|_| payload(Lent::place_of_key(position))),
-            value: message.value().map(|_| payload(Lent::place_of_value(position))),
+            key: message.key().map(|key| payload(Lent::place_of_key(position), key)),
+            value: message.value().map(|value| payload(Lent::place_of_value(position), value)),
             headers,
         });
     }
     records
 }
 
-/// Copies what `messages` hold into records, and lets go of them; `load` is what they amount to.
-pub(crate) fn copy(origin: &Origin, load: Load, messages: Vec<Message>) -> Vec<Record> {
-    let topic = topic_of(origin);
-    let mut blocks = Blocks { left_bytes: load.bytes, block: BytesMut::new() };
-    let mut records = Vec::with_capacity(messages.len());
-    for mut message in messages {
-        let Ok(offset) = NextOffset::from_signed(message.offset()) else { continue };
-        records.push(Record {
-            partition: origin.partition,
-            topic: topic.clone(),
-            offset,
-            timestamp_ms: message.timestamp_ms(),
-            key: message.key().map(|key| blocks.copy(key).into()),
-            value: message.value().map(|value| blocks.copy(value).into()),
-            headers: if origin.with_headers { headers_of(&mut message) } else { Vec::new() },
+/// Headers of each message; none at all where they are left out: librdkafka makes and frees a buffer for the look alone.
+fn headers_of(origin: &Origin, messages: &mut [Message]) -> Vec<Headers> {
+    let read = |message: &mut Message| {
+        let mut headers = Vec::new();
+        message.headers(|name, value| {
+            headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
         });
-    }
-    records
-}
-
-/// A name of its own for each call: the threads that read let go of them one by one, and must not share the count with
-/// each other.
-fn topic_of(origin: &Origin) -> TopicName {
-    TopicName::new(origin.topic.as_str()).unwrap_or_else(|_| origin.topic.clone())
-}
-
-/// librdkafka makes and frees a buffer for the look alone.
-fn headers_of(message: &mut Message) -> Headers {
-    let mut headers = Vec::new();
-    message.headers(|name, value| {
-        headers.push((name.to_owned(), value.map(Bytes::copy_from_slice)));
-    });
-    headers
+        headers
+    };
+    if origin.with_headers { messages.iter_mut().map(read).collect() } else { Vec::new() }
 }
 
 /// Memory for the keys and values of one call.

@@ -1,6 +1,6 @@
-//! Puts the commits of many partitions into few calls.
+//! Puts the commits of many partitions into few calls, and in the same way the questions whether grants are current.
 //!
-//! Each partition has at most one commit in flight; those that come while a call is under way go out together in the
+//! Each partition has at most one of them in flight; those that come while a call is under way go out together in the
 //! next one. Verdicts are per partition: a fenced one never fails its neighbours.
 
 use std::collections::BTreeMap;
@@ -11,30 +11,34 @@ use std::time::Duration;
 use tenure_model::{GroupId, MemberId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use crate::session::{CallError, OffsetCommit, Refused};
+use crate::session::{CallError, Refused};
 
-/// Offsets in one call, at most.
+/// Partitions in one call, at most.
 const BATCH_MAX: usize = 1_000;
 /// Calls under way at the same time: a second one, so that one that is not answered does not hold up the rest.
 const CALLS_MAX: usize = 2;
 
-/// What a call answers: one verdict per offset, in order.
-pub(super) type Verdicts = Result<Vec<Result<(), Refused>>, CallError>;
+/// What a call answers: one verdict per partition, in order.
+pub(super) type Verdicts<V> = Result<Vec<Result<V, Refused>>, CallError>;
 
-/// One offset that waits for its call.
-pub(super) struct Queued {
+/// One partition's part of a call, that waits for it.
+pub(super) struct Queued<T, V> {
     pub(super) group: GroupId,
     pub(super) member: MemberId,
-    pub(super) commit: OffsetCommit,
+    pub(super) part: T,
     pub(super) deadline: Duration,
-    pub(super) verdict: oneshot::Sender<Result<(), CallError>>,
+    pub(super) verdict: oneshot::Sender<Result<V, CallError>>,
 }
 
 /// Sends what is queued until the queue's last sender is gone.
-pub(super) async fn send_batches<C, F>(mut queue: mpsc::UnboundedReceiver<Queued>, call: C)
-where
-    C: Fn(GroupId, MemberId, Vec<OffsetCommit>, Duration) -> F,
-    F: Future<Output = Verdicts> + Send + 'static,
+pub(super) async fn send_batches<T, V, C, F>(
+    mut queue: mpsc::UnboundedReceiver<Queued<T, V>>,
+    call: C,
+) where
+    T: Clone + Send + 'static,
+    V: Send + 'static,
+    C: Fn(GroupId, MemberId, Vec<T>, Duration) -> F,
+    F: Future<Output = Verdicts<V>> + Send + 'static,
 {
     let calls = Arc::new(Semaphore::new(CALLS_MAX));
     let mut batch = Vec::new();
@@ -45,7 +49,7 @@ where
             return;
         }
         // One membership, unless one has just followed another.
-        let mut members: BTreeMap<(GroupId, MemberId), Vec<Queued>> = BTreeMap::new();
+        let mut members: BTreeMap<(GroupId, MemberId), Vec<Queued<T, V>>> = BTreeMap::new();
         for queued in batch.drain(..) {
             let key = (queued.group.clone(), queued.member.clone());
             members.entry(key).or_default().push(queued);
@@ -53,9 +57,9 @@ where
         let sent: Vec<_> = members
             .into_iter()
             .map(|((group, member), queued)| {
-                let commits = queued.iter().map(|queued| queued.commit.clone()).collect();
+                let parts = queued.iter().map(|queued| queued.part.clone()).collect();
                 let deadline = queued.iter().map(|queued| queued.deadline).max();
-                (call(group, member, commits, deadline.unwrap_or_default()), queued)
+                (call(group, member, parts, deadline.unwrap_or_default()), queued)
             })
             .collect();
         drop(tokio::spawn(async move {
@@ -67,7 +71,7 @@ where
     }
 }
 
-fn answer(verdicts: Verdicts, queued: Vec<Queued>) {
+fn answer<T, V>(verdicts: Verdicts<V>, queued: Vec<Queued<T, V>>) {
     let unknown =
         || CallError::Unknown { attempts: 1, last: "the answer has no verdict".to_owned() };
     let mut verdicts = verdicts.map(Vec::into_iter);
@@ -93,11 +97,14 @@ mod tests {
     };
 
     use super::*;
+    use crate::session::OffsetCommit;
 
-    fn queued(index: u32) -> (Queued, oneshot::Receiver<Result<(), CallError>>) {
+    type Commit = Queued<OffsetCommit, ()>;
+
+    fn queued(index: u32) -> (Commit, oneshot::Receiver<Result<(), CallError>>) {
         let (verdict, answered) = oneshot::channel();
         let index = PartitionIndex::new(index).unwrap();
-        let commit = OffsetCommit {
+        let part = OffsetCommit {
             partition: Partition { topic_id: TopicId::from_bits(1), index },
             epoch: Epoch::FIRST,
             sequence: CommitSequence(1),
@@ -106,7 +113,7 @@ mod tests {
         };
         let (group, member) = (GroupId::new("g").unwrap(), MemberId::new("m").unwrap());
         let deadline = Duration::from_secs(1);
-        (Queued { group, member, commit, deadline, verdict }, answered)
+        (Queued { group, member, part, deadline, verdict }, answered)
     }
 
     #[tokio::test(start_paused = true)]
@@ -119,7 +126,7 @@ mod tests {
         }
         drop(sender);
         let seen = Arc::clone(&sizes);
-        send_batches(queue, move |_group, _member, commits, _deadline| {
+        send_batches(queue, move |_group, _member, commits: Vec<OffsetCommit>, _deadline| {
             seen.lock().unwrap().push(commits.len());
             std::future::ready(Ok(commits
                 .iter()
@@ -143,15 +150,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn call_that_is_not_answered_does_not_hold_up_the_next() {
         let (sender, queue) = mpsc::unbounded_channel();
-        let batches = tokio::spawn(send_batches(queue, |_group, _member, commits, _deadline| {
-            let hangs = commits.iter().any(|commit| commit.partition.index.get() == 0);
-            async move {
-                if hangs {
-                    std::future::pending::<()>().await;
+        let batches = tokio::spawn(send_batches(
+            queue,
+            |_group, _member, commits: Vec<OffsetCommit>, _deadline| {
+                let hangs = commits.iter().any(|commit| commit.partition.index.get() == 0);
+                async move {
+                    if hangs {
+                        std::future::pending::<()>().await;
+                    }
+                    Ok(vec![Ok(()); commits.len()])
                 }
-                Ok(vec![Ok(()); commits.len()])
-            }
-        }));
+            },
+        ));
         let (stuck, mut unanswered) = queued(0);
         sender.send(stuck).ok().unwrap();
         tokio::task::yield_now().await;

@@ -9,7 +9,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::batcher::{Queued, send_batches};
 use crate::grant::Grant;
-use crate::session::{CallError, OffsetCommit, Phase, Progress, ReleaseReason, SessionHandle};
+use crate::session::{
+    CallError, OffsetCommit, Phase, Progress, ReleaseReason, SessionHandle, VerifyOk,
+};
 use crate::sink::Verified;
 use crate::source::TopicInfo;
 
@@ -104,11 +106,12 @@ pub(crate) struct OffsetMark {
 /// Session with a real coordinator.
 pub(super) struct SessionLink {
     session: SessionHandle,
-    commits: mpsc::UnboundedSender<Queued>,
+    commits: mpsc::UnboundedSender<Queued<OffsetCommit, ()>>,
+    verifies: mpsc::UnboundedSender<Queued<(Partition, Epoch), VerifyOk>>,
 }
 
 impl SessionLink {
-    /// Link of a session; commits go out in batches until it is dropped.
+    /// Link of a session; commits and verifies go out in batches until it is dropped.
     pub(super) fn new(session: SessionHandle) -> Self {
         let (commits, queue) = mpsc::unbounded_channel();
         let coordinator = session.coordinator();
@@ -116,8 +119,28 @@ impl SessionLink {
             let coordinator = coordinator.clone();
             async move { coordinator.commit(&group, &member, commits, deadline).await }
         })));
-        Self { session, commits }
+        let (verifies, queue) = mpsc::unbounded_channel();
+        let coordinator = session.coordinator();
+        drop(tokio::spawn(send_batches(queue, move |group, member, grants, deadline| {
+            let coordinator = coordinator.clone();
+            async move { coordinator.verify(&group, &member, &grants, deadline).await }
+        })));
+        Self { session, commits, verifies }
     }
+}
+
+/// Puts one partition's part into the queue of a batched call, and waits for its verdict.
+async fn queue<T, V>(
+    calls: &mpsc::UnboundedSender<Queued<T, V>>,
+    grant: &Grant,
+    part: T,
+    deadline: Duration,
+) -> Result<V, CallError> {
+    let (verdict, answered) = oneshot::channel();
+    let (group, member) = (grant.group.clone(), grant.member.clone());
+    // Refused or dropped by a batcher that has ended with the runtime: there is no verdict either way.
+    let _queued = calls.send(Queued { group, member, part, deadline, verdict });
+    answered.await.unwrap_or_else(|_| Err(no_verdict()))
 }
 
 fn no_verdict() -> CallError {
@@ -191,12 +214,8 @@ impl Link for SessionLink {
         deadline: Duration,
     ) -> BoxFuture<'a, Result<Verified, CallError>> {
         Box::pin(async move {
-            let grants = [(grant.partition, grant.epoch)];
-            let coordinator = self.session.coordinator();
-            let verdicts =
-                coordinator.verify(&grant.group, &grant.member, &grants, deadline).await?;
-            let ok =
-                verdicts.into_iter().next().ok_or_else(no_verdict)?.map_err(CallError::Refused)?;
+            let part = (grant.partition, grant.epoch);
+            let ok = queue(&self.verifies, grant, part, deadline).await?;
             Ok(Verified::new(ok.next_offset, ok.home_initialised)
                 .starting_at_earliest(ok.starts_at_earliest))
         })
@@ -217,12 +236,7 @@ impl Link for SessionLink {
                 next_offset,
                 metadata: metadata.to_vec(),
             };
-            let (verdict, answered) = oneshot::channel();
-            let (group, member) = (grant.group.clone(), grant.member.clone());
-            let queued = Queued { group, member, commit, deadline, verdict };
-            // Refused or dropped by a batcher that has ended with the runtime: there is no verdict either way.
-            let _queued = self.commits.send(queued);
-            answered.await.unwrap_or_else(|_| Err(no_verdict()))
+            queue(&self.commits, grant, commit, deadline).await
         })
     }
 

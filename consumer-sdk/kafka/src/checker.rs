@@ -11,9 +11,9 @@ use std::time::Duration;
 use tenure_model::TopicName;
 use tenure_sdk::source::TopicInfo;
 
+use crate::command::Command;
 use crate::ffi::Waker;
 use crate::lookup::Lookup;
-use crate::owner::Command;
 
 /// Time between two checks; so long may records of a new life pass for those of the old one.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(1);

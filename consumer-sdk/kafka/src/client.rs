@@ -78,6 +78,8 @@ pub(crate) struct Client {
     known: BTreeMap<TopicName, TopicHandle>,
     fan_in: FanIn,
     consumer: Arc<BaseConsumer<Context>>,
+    #[cfg(test)]
+    pub(crate) assign_calls: usize,
 }
 
 impl Client {
@@ -85,7 +87,14 @@ impl Client {
         let consumer: BaseConsumer<Context> = create(&settings.reader(), Context)?;
         let fan_in = FanIn::new(consumer.client(), waker);
         let consumer = Arc::new(consumer);
-        Ok(Self { assigned: BTreeMap::new(), known: BTreeMap::new(), fan_in, consumer })
+        Ok(Self {
+            assigned: BTreeMap::new(),
+            known: BTreeMap::new(),
+            fan_in,
+            consumer,
+            #[cfg(test)]
+            assign_calls: 0,
+        })
     }
 
     /// For messages that leave the thread of the client.
@@ -120,18 +129,49 @@ impl Client {
         }
     }
 
-    /// Starts to fetch a partition at its position, by an explicit offset.
+    /// Starts to fetch partitions at their positions, in one step, so that the first fetch is for all of them. Where
+    /// that is refused, one by one; answers what was refused then.
+    pub(crate) fn assign(&mut self, parts: &[&Part]) -> Vec<(Partition, KafkaError)> {
+        match (parts, self.assign_together(parts)) {
+            (_, Ok(())) => Vec::new(),
+            ([part], Err(error)) => vec![(part.partition, error)],
+            (parts, Err(error)) => {
+                tracing::info!(count = parts.len(), %error, "cannot assign together, assigning one by one");
+                let refused = parts.iter().filter_map(|part| {
+                    let error = self.assign_together(std::slice::from_ref(part)).err()?;
+                    Some((part.partition, error))
+                });
+                refused.collect()
+            }
+        }
+    }
+
+    /// All or none, by explicit offsets.
     ///
     /// Led before, so that no record ever comes on the client's own queue. Led again after: the end of an earlier
     /// assignment runs late on librdkafka's thread and undoes the first; records then wait in the partition's queue.
-    pub(crate) fn assign(&mut self, part: &Part) -> KafkaResult<()> {
-        let client = self.consumer.client();
-        let queue = PartitionQueue::new(client, part.topic.as_str(), part.index())
-            .ok_or_else(|| KafkaError::ClientCreation("partition queue not available".into()))?;
-        queue.lead(&self.fan_in);
-        self.consumer.incremental_assign(&list(part, Offset::Offset(part.next.signed()))?)?;
-        queue.lead(&self.fan_in);
-        self.assigned.insert(part.partition, queue);
+    fn assign_together(&mut self, parts: &[&Part]) -> KafkaResult<()> {
+        let mut list = TopicPartitionList::with_capacity(parts.len());
+        let mut queues = Vec::with_capacity(parts.len());
+        for part in parts {
+            let (topic, offset) = (part.topic.as_str(), Offset::Offset(part.next.signed()));
+            list.add_partition_offset(topic, part.index(), offset)?;
+            let queue = PartitionQueue::new(self.consumer.client(), topic, part.index());
+            let queue = queue.ok_or_else(|| {
+                KafkaError::ClientCreation("partition queue not available".into())
+            })?;
+            queue.lead(&self.fan_in);
+            queues.push((part.partition, queue));
+        }
+        #[cfg(test)]
+        {
+            self.assign_calls += 1;
+        }
+        self.consumer.incremental_assign(&list)?;
+        for (partition, queue) in queues {
+            queue.lead(&self.fan_in);
+            self.assigned.insert(partition, queue);
+        }
         Ok(())
     }
 
@@ -206,6 +246,14 @@ impl Client {
         crate::ffi::set_leader_epoch(&partitions, part.topic.as_str(), part.index(), epoch);
         let sought = self.consumer.seek_partitions(partitions, Duration::from_secs(10));
         sought.expect("an assigned partition");
+    }
+
+    /// Assigns a partition that it then knows nothing of.
+    #[cfg(test)]
+    pub(crate) fn occupy(&self, topic: &str, index: i32) {
+        let mut list = TopicPartitionList::with_capacity(1);
+        list.add_partition_offset(topic, index, Offset::Offset(0)).expect("an offset");
+        self.consumer.incremental_assign(&list).expect("a partition that is free");
     }
 
     #[cfg(test)]

@@ -12,6 +12,7 @@
 
 mod checker;
 mod client;
+mod command;
 mod convert;
 mod ends;
 mod ffi;
@@ -24,6 +25,7 @@ mod pack;
 mod part;
 mod settings;
 mod source;
+mod starts;
 
 pub mod mock;
 pub mod producer;

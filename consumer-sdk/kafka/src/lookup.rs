@@ -1,6 +1,7 @@
 //! Looks topics and watermarks up, on a client of its own: a question on the reader's connection would wait behind a
 //! long-polling fetch.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -17,9 +18,12 @@ use crate::client::Context;
 use crate::convert::{is_final, is_unknown, request_error};
 use crate::ffi::{Described, describe_topics};
 use crate::settings::{KafkaSettings, create};
+use crate::starts::Asked;
 
 /// Longest wait for one answer.
 pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for an answer that many wait for: one partition without a leader holds all of them up.
+const STARTS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long an answer may be used for an open.
 const FRESH: Duration = Duration::from_secs(5);
 
@@ -134,6 +138,42 @@ impl Lookup {
             }
         };
         NextOffset::from_signed(offset).map_err(|error| SourceError::Transient(error.into()))
+    }
+
+    /// First or next offsets of partitions, in one request to each broker. Nothing where none was found or the policy is
+    /// another, and of a partition that is asked for twice or that no fresh answer has.
+    pub(crate) fn starts(&self, asked: &[Asked]) -> KafkaResult<Vec<Option<NextOffset>>> {
+        let mut list = TopicPartitionList::with_capacity(asked.len());
+        let mut places = BTreeMap::new();
+        for (place, (topic, partition, policy)) in asked.iter().enumerate() {
+            let time = match policy {
+                ResetPolicy::Earliest => Offset::Beginning,
+                ResetPolicy::Latest => Offset::End,
+                // The offset of a partition that the answer leaves out is the one that was asked with: a time.
+                ResetPolicy::Timestamp(_) | ResetPolicy::Fail => continue,
+            };
+            let index = i32::try_from(partition.index.get()).unwrap_or(i32::MAX);
+            if self.is_known(topic, *partition)
+                && let Entry::Vacant(entry) = places.entry((topic.as_str(), index))
+            {
+                list.add_partition_offset(topic.as_str(), index, time)?;
+                entry.insert(place);
+            }
+        }
+        let mut found = vec![None; asked.len()];
+        if places.is_empty() {
+            return Ok(found);
+        }
+        let answer = self.client.offsets_for_times(list, STARTS_TIMEOUT);
+        self.drain_events();
+        for one in answer?.elements() {
+            if let (Ok(()), Offset::Offset(offset)) = (one.error(), one.offset())
+                && let Some(place) = places.get(&(one.topic(), one.partition()))
+            {
+                found[*place] = NextOffset::from_signed(offset).ok();
+            }
+        }
+        Ok(found)
     }
 
     /// The first record that is not before `from_ms`; nothing when there is none.

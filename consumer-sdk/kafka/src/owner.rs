@@ -9,18 +9,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rdkafka::types::RDKafkaErrorCode;
-use tenure_model::{NextOffset, Partition, TopicId, TopicName};
-use tenure_sdk::source::{ReadAhead, RecordStream, SourceError};
-use tokio::sync::oneshot;
+use tenure_model::{Partition, TopicId, TopicName};
+use tenure_sdk::source::SourceError;
 
 use crate::checker::{CHECK_INTERVAL, Checker};
 use crate::client::{Client, Stray, drop_elsewhere};
+#[cfg(test)]
+use crate::command::Counts;
+use crate::command::{Command, Stopped};
 use crate::convert::{is_final, is_unknown};
 use crate::ends::Ends;
 use crate::ffi::{Message, Waker};
 use crate::pack::Unread;
 use crate::part::{Part, Step};
 use crate::settings::KafkaSettings;
+
+mod opening;
+
+use self::opening::Opening;
 
 /// Longest wait for records; events are served at least as often.
 const WAIT_IDLE: Duration = Duration::from_millis(100);
@@ -29,46 +35,6 @@ const WAIT_BEHIND: Duration = Duration::from_millis(5);
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const REBUILD_AFTER_MIN: Duration = Duration::from_millis(100);
 const REBUILD_AFTER_MAX: Duration = Duration::from_secs(10);
-
-/// Stops the thread once the client is gone, and says so.
-pub(crate) type Stopped = oneshot::Sender<()>;
-
-/// What the thread can be asked to do.
-pub(crate) enum Command {
-    /// Read a partition from `from`.
-    Open {
-        topic: TopicName,
-        partition: Partition,
-        from: NextOffset,
-        read_ahead: ReadAhead,
-        reply: oneshot::Sender<Result<RecordStream, SourceError>>,
-    },
-    /// Stop to read a partition.
-    Close { partition: Partition, reply: oneshot::Sender<()> },
-    /// A look-up found the topic with this id.
-    TopicSeen { topic: TopicName, topic_id: TopicId },
-    /// The topic does not exist any more.
-    TopicGone { topic: TopicName },
-    /// Drop the client and end.
-    Stop { reply: Stopped },
-    /// Make the client fail for good.
-    #[cfg(test)]
-    Break,
-    /// Let what is fetched for a partition go astray, until `end` is told, and wait for `on` before anything is taken.
-    #[cfg(test)]
-    Mislead {
-        partition: Partition,
-        begun: oneshot::Sender<()>,
-        end: Receiver<()>,
-        on: Receiver<()>,
-    },
-    /// Go on as if a partition had been read up to there, under a leader of that epoch.
-    #[cfg(test)]
-    Pretend { partition: Partition, next: NextOffset, leader_epoch: i32 },
-    /// Say how many clients there have been.
-    #[cfg(test)]
-    CountClients { reply: oneshot::Sender<u64> },
-}
 
 /// State of the thread.
 pub(crate) struct Owner {
@@ -82,6 +48,8 @@ pub(crate) struct Owner {
     client: Option<Client>,
     client_count: u64,
     parts: BTreeMap<Partition, Part>,
+    /// Opens that were asked for together, to be assigned together.
+    opening: Vec<Opening>,
     /// Which open partition is meant by a topic's name and an index.
     routes: BTreeMap<String, BTreeMap<i32, Partition>>,
     /// Topics that were looked up: they are checked while nothing of them is open too, so that an open need not ask.
@@ -115,6 +83,7 @@ impl Owner {
             client: Some(client),
             client_count: 1,
             parts: BTreeMap::new(),
+            opening: Vec::new(),
             routes: BTreeMap::new(),
             seen: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -130,6 +99,7 @@ impl Owner {
     pub(crate) fn run(mut self) {
         let stopped = self.serve();
         // The streams end first, so that a client that hangs in its destructor keeps no reader waiting.
+        self.opening.clear();
         self.parts.clear();
         self.unread.settle_all();
         self.client = None;
@@ -149,6 +119,7 @@ impl Owner {
                     Err(TryRecvError::Disconnected) => return None,
                 }
             }
+            self.finish_opening();
             for partition in self.waiting.clone() {
                 self.flush(partition);
             }
@@ -161,6 +132,7 @@ impl Owner {
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return None,
                 }
+                self.finish_opening();
                 self.rebuild();
                 continue;
             };
@@ -178,12 +150,19 @@ impl Owner {
     }
 
     fn handle(&mut self, command: Command) {
+        // What was asked for after an open finds it done.
+        if !matches!(command, Command::Open { .. }) {
+            self.finish_opening();
+        }
         match command {
             Command::Open { topic, partition, from, read_ahead, reply } => {
-                let opened = self.open(topic, partition, from, read_ahead);
-                // Nobody waits any more: what was opened for them must not stay open. A refused open opened nothing.
-                if matches!(reply.send(opened), Err(Ok(_))) {
-                    self.close(partition);
+                match self.begin_open(topic, partition, from, read_ahead) {
+                    Ok(stream) => self.opening.push(Opening { partition, stream, reply }),
+                    Err(error) => {
+                        if reply.send(Err(error)).is_err() {
+                            tracing::debug!(%partition, "nobody waits for the open any more");
+                        }
+                    }
                 }
             }
             Command::Close { partition, reply } => {
@@ -222,79 +201,20 @@ impl Owner {
                 self.client.as_ref().expect("a client").seek(part, leader_epoch);
             }
             #[cfg(test)]
-            Command::CountClients { reply } => {
-                reply.send(self.client_count).expect("the test waits");
+            Command::Wait { begun, on } => {
+                begun.send(()).expect("the test waits");
+                on.recv().expect("the test goes on");
             }
-        }
-    }
-
-    fn open(
-        &mut self,
-        topic: TopicName,
-        partition: Partition,
-        from: NextOffset,
-        read_ahead: ReadAhead,
-    ) -> Result<RecordStream, SourceError> {
-        let index = i32::try_from(partition.index.get()).unwrap_or(i32::MAX);
-        // A reader that dropped its stream without a close has closed it.
-        if let Some(left) = self.route(Some(topic.as_str()), index)
-            && self.parts.get(&left).is_some_and(Part::is_gone)
-        {
-            self.close(left);
-        }
-        let (part, stream) = Part::new(topic.clone(), partition, from, read_ahead, Instant::now());
-        let route = self.routes.entry(topic.as_str().to_owned()).or_default();
-        if let Some(open) = route.get(&part.index()) {
-            let text = format!("{topic}/{} is open already, as {open}", partition.index);
-            return Err(SourceError::Fatal(text.into()));
-        }
-        route.insert(part.index(), partition);
-        self.parts.insert(partition, part);
-        if let Err(error) = self.assign(partition) {
-            self.close(partition);
-            return Err(error);
-        }
-        Ok(stream)
-    }
-
-    /// Assigns a partition at its position. Without a client, or with one that failed for good, the next client will.
-    fn assign(&mut self, partition: Partition) -> Result<(), SourceError> {
-        let (Some(client), Some(part)) = (&mut self.client, self.parts.get_mut(&partition)) else {
-            return Ok(());
-        };
-        part.assigned_now(Instant::now());
-        let Err(error) = client.assign(part) else { return Ok(()) };
-        match client.fatal() {
-            Some(reason) => {
-                self.discard_client(&reason);
-                Ok(())
+            #[cfg(test)]
+            Command::Occupy { topic, partition } => {
+                let index = i32::try_from(partition.index.get()).expect("an index");
+                self.client.as_ref().expect("a client").occupy(topic.as_str(), index);
             }
-            None => Err(SourceError::Transient(error.into())),
-        }
-    }
-
-    /// Assigns a partition that is open, and ends it when that is refused.
-    fn assign_open(&mut self, partition: Partition) {
-        if let Err(error) = self.assign(partition) {
-            self.fail(partition, error);
-        }
-    }
-
-    fn unassign(&mut self, partition: Partition) {
-        if let (Some(client), Some(part)) = (&mut self.client, self.parts.get(&partition)) {
-            client.unassign(part);
-        }
-    }
-
-    fn close(&mut self, partition: Partition) {
-        self.unassign(partition);
-        self.waiting.remove(&partition);
-        self.ends.forget(partition);
-        let Some(part) = self.parts.remove(&partition) else { return };
-        if let Some(route) = self.routes.get_mut(part.topic.as_str()) {
-            route.remove(&part.index());
-            if route.is_empty() {
-                self.routes.remove(part.topic.as_str());
+            #[cfg(test)]
+            Command::Count { reply } => {
+                let assign_calls = self.client.as_ref().map_or(0, |client| client.assign_calls);
+                let (clients, open) = (self.client_count, self.parts.len());
+                reply.send(Counts { clients, assign_calls, open }).expect("the test waits");
             }
         }
     }
@@ -416,7 +336,7 @@ impl Owner {
                 tracing::debug!(topic = %part.topic, partition = %partition.index, "reader is behind, fetching stops");
                 self.unassign(partition);
             }
-            Step::Unpark => self.assign_open(partition),
+            Step::Unpark => self.assign_open(&[partition]),
             Step::Remove => self.close(partition),
         }
         if self.parts.get(&partition).is_some_and(Part::is_waiting) {
@@ -452,13 +372,6 @@ impl Owner {
             self.fail(partition, SourceError::Transient(text.into()));
         }
         Some(partition)
-    }
-
-    fn assign_anew(&mut self, partition: Partition) {
-        if self.parts.get(&partition).is_some_and(Part::is_assigned) {
-            self.unassign(partition);
-            self.assign_open(partition);
-        }
     }
 
     fn check_topics(&mut self) {
@@ -540,7 +453,7 @@ impl Owner {
             client_count = self.client_count,
             "new kafka client, going on at the positions"
         );
-        open.into_iter().for_each(|partition| self.assign_open(partition));
+        self.assign_open(&open);
     }
 }
 

@@ -14,11 +14,13 @@ use tokio::sync::oneshot;
 
 use crate::checker::Checker;
 use crate::client::{Client, drop_elsewhere};
+use crate::command::Command;
 use crate::ends::Ends;
 use crate::ffi::Waker;
 use crate::lookup::{LOOKUP_TIMEOUT, Lookup};
-use crate::owner::{Command, Owner};
+use crate::owner::Owner;
 use crate::settings::{KafkaSettings, SettingsError};
+use crate::starts::{Questions, Starts};
 
 /// Why a source could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -51,12 +53,16 @@ pub enum StartError {
 /// costs nothing by the record. Records of a transaction that is still open are before the end only until all before
 /// them was read. A tail without records is told to the reader as [`Fetched::Passed`](tenure_sdk::source::Fetched).
 ///
+/// Partitions that are started or opened in the same moment share a request and an assignment: a reader of many has its
+/// first records of all of them together.
+///
 /// Dropping the source ends all streams.
 pub struct KafkaSource {
     commands: Sender<Command>,
     waker: Arc<Waker>,
     ends: Arc<Ends>,
     lookup: Mutex<Option<Arc<Lookup>>>,
+    starts: Starts,
 }
 
 impl KafkaSource {
@@ -76,7 +82,13 @@ impl KafkaSource {
         let told = Arc::clone(&ends);
         let owner = Owner::new(settings, Arc::clone(&waker), queue, checker, told, client);
         std::thread::Builder::new().name("tenure-kafka".into()).spawn(move || owner.run())?;
-        Ok(Self { commands, waker, ends, lookup: Mutex::new(Some(lookup)) })
+        Ok(Self {
+            commands,
+            waker,
+            ends,
+            lookup: Mutex::new(Some(lookup)),
+            starts: Starts::default(),
+        })
     }
 
     /// Hands a command to the owner thread; false when that has ended.
@@ -147,7 +159,19 @@ impl RecordSource for KafkaSource {
         policy: ResetPolicy,
     ) -> BoxFuture<'a, Result<NextOffset, SourceError>> {
         let topic = topic.clone();
-        Box::pin(self.look_up(move |lookup| lookup.start(&topic, partition, policy)))
+        Box::pin(async move {
+            let asked = (topic.clone(), partition, policy);
+            let ask = |questions: Questions| {
+                self.look_up(move |lookup| {
+                    questions.answer(lookup);
+                    Ok(())
+                })
+            };
+            match self.starts.ask_together(asked, ask).await {
+                Some(start) => Ok(start),
+                None => self.look_up(move |lookup| lookup.start(&topic, partition, policy)).await,
+            }
+        })
     }
 
     fn end_offset(&self, partition: Partition) -> Option<NextOffset> {

@@ -4,21 +4,22 @@ use tenure_model::PartitionIndex;
 use tenure_sdk::source::{Fetched, Payload, Record};
 
 use super::*;
+use crate::command::Counts;
 use crate::mock::MockKafka;
 use crate::producer::{NewRecord, Producer};
 
-async fn client_count(source: &KafkaSource) -> u64 {
-    let (reply, count) = oneshot::channel();
-    assert!(source.send(Command::CountClients { reply }));
-    count.await.unwrap()
+async fn counts(source: &KafkaSource) -> Counts {
+    let (reply, counts) = oneshot::channel();
+    assert!(source.send(Command::Count { reply }));
+    counts.await.unwrap()
 }
 
 /// Makes the client fail for good, and waits for the next one.
 async fn break_client(source: &KafkaSource) {
-    let before = client_count(source).await;
+    let before = counts(source).await.clients;
     assert!(source.send(Command::Break));
     let limit = std::time::Instant::now() + Duration::from_secs(10);
-    while client_count(source).await != before + 1 {
+    while counts(source).await.clients != before + 1 {
         assert!(std::time::Instant::now() < limit, "no new client after {before}");
         tokio::task::yield_now().await;
     }
@@ -50,6 +51,7 @@ async fn streams_go_on_without_gap_or_repeat_after_the_client_failed_for_good() 
     }
     for _ in 0..3 {
         break_client(&source).await;
+        assert_eq!(counts(&source).await.assign_calls, 1, "both partitions at once");
     }
     produce(1000).await.unwrap();
     for stream in &mut streams {
@@ -222,4 +224,153 @@ async fn log_that_was_cut_back_is_told_by_name_and_not_read_on() {
         assert_eq!(found, want.map_err(str::to_owned), "read to {next} under epoch {leader_epoch}");
         source.shutdown(Duration::from_secs(10)).await;
     }
+}
+
+/// A source with a topic of ten records in each partition, and what its thread is asked to do.
+struct Asked {
+    source: KafkaSource,
+    topic: TopicName,
+    topic_id: tenure_model::TopicId,
+    _kafka: MockKafka,
+}
+
+/// Ends the wait of a thread.
+struct Held(std::sync::mpsc::Sender<()>);
+
+impl Held {
+    fn go_on(self) {
+        self.0.send(()).unwrap();
+    }
+}
+
+impl Asked {
+    async fn of(partitions: u16) -> Self {
+        let kafka = MockKafka::start(1).unwrap();
+        let topic = TopicName::new("together").unwrap();
+        kafka.create_topic(topic.as_str(), partitions).unwrap();
+        let (bootstrap, name) = (kafka.bootstrap(), topic.clone());
+        let produced = tokio::task::spawn_blocking(move || {
+            let indexes = (0..u32::from(partitions)).map(|at| PartitionIndex::new(at).unwrap());
+            let records = indexes.flat_map(|at| (0..10).map(move |_| NewRecord::new(at, "k", "v")));
+            Producer::new(&bootstrap).unwrap().produce(&name, records).unwrap();
+        });
+        produced.await.unwrap();
+        let source = KafkaSource::new(KafkaSettings::new(kafka.bootstrap())).unwrap();
+        let topic_id = until_found(&source, &topic).await;
+        Self { source, topic, topic_id, _kafka: kafka }
+    }
+
+    fn partition(&self, index: u32) -> Partition {
+        Partition { topic_id: self.topic_id, index: PartitionIndex::new(index).unwrap() }
+    }
+
+    /// Holds the thread, so that what it is asked meanwhile waits together.
+    async fn hold(&self) -> Held {
+        let (begun, begins) = oneshot::channel();
+        let (go_on, on) = std::sync::mpsc::channel();
+        assert!(self.source.send(Command::Wait { begun, on }));
+        begins.await.unwrap();
+        Held(go_on)
+    }
+
+    fn open(&self, index: u32, from: u64) -> oneshot::Receiver<Result<RecordStream, SourceError>> {
+        let (reply, opened) = oneshot::channel();
+        let (topic, partition) = (self.topic.clone(), self.partition(index));
+        let from = NextOffset::new(from).unwrap();
+        let read_ahead = ReadAhead::default();
+        assert!(self.source.send(Command::Open { topic, partition, from, read_ahead, reply }));
+        opened
+    }
+
+    fn close(&self, index: u32) -> oneshot::Receiver<()> {
+        let (reply, closed) = oneshot::channel();
+        assert!(self.source.send(Command::Close { partition: self.partition(index), reply }));
+        closed
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_opened_together_are_assigned_at_once_each_at_its_own_offset() {
+    let asked = Asked::of(8).await;
+    let before = counts(&asked.source).await;
+    let held = asked.hold().await;
+    let opened: Vec<_> = (0..8).map(|index| asked.open(index, u64::from(index) + 1)).collect();
+    held.go_on();
+    for (from, opened) in (1..).zip(opened) {
+        let mut stream = opened.await.unwrap().unwrap();
+        assert_eq!(next_of(&mut stream).await, Ok(from));
+    }
+    let after = counts(&asked.source).await;
+    assert_eq!(after.assign_calls - before.assign_calls, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partition_that_is_refused_fails_alone_among_those_opened_with_it() {
+    let asked = Asked::of(3).await;
+    let (topic, partition) = (asked.topic.clone(), asked.partition(1));
+    assert!(asked.source.send(Command::Occupy { topic, partition }));
+    let held = asked.hold().await;
+    let opened: Vec<_> = (0..3).map(|index| asked.open(index, u64::from(index) + 4)).collect();
+    held.go_on();
+    for (index, opened) in (0..).zip(opened) {
+        match opened.await.unwrap() {
+            Ok(mut stream) => assert_eq!(next_of(&mut stream).await, Ok(index + 4)),
+            Err(error) => {
+                assert!(
+                    index == 1 && matches!(error, SourceError::Transient(_)),
+                    "{index}: {error}"
+                );
+                continue;
+            }
+        }
+        assert_ne!(index, 1, "the client had it already");
+    }
+    assert_eq!(counts(&asked.source).await.open, 2, "what was refused is not open");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partition_is_closed_again_when_nobody_waits_for_its_open_any_more() {
+    let asked = Asked::of(3).await;
+    let held = asked.hold().await;
+    let (first, left, last) = (asked.open(0, 2), asked.open(1, 2), asked.open(2, 2));
+    drop(left);
+    held.go_on();
+    for opened in [first, last] {
+        let mut stream = opened.await.unwrap().unwrap();
+        assert_eq!(next_of(&mut stream).await, Ok(2));
+        assert_eq!(counts(&asked.source).await.open, 2);
+        std::mem::forget(stream);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_that_was_asked_for_between_two_opens_comes_between_them() {
+    let asked = Asked::of(2).await;
+    let held = asked.hold().await;
+    let (first, neighbour) = (asked.open(0, 2), asked.open(1, 3));
+    let closed = asked.close(0);
+    let second = asked.open(0, 7);
+    held.go_on();
+    let mut first = first.await.unwrap().unwrap();
+    closed.await.unwrap();
+    assert!(first.recv().await.is_none(), "nothing comes after the close");
+    for (opened, from) in [(neighbour, 3), (second, 7)] {
+        assert_eq!(next_of(&mut opened.await.unwrap().unwrap()).await, Ok(from));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn second_open_finds_the_first_one_open_unless_its_reader_has_left() {
+    let asked = Asked::of(1).await;
+    let held = asked.hold().await;
+    let (stays, refused) = (asked.open(0, 2), asked.open(0, 7));
+    held.go_on();
+    let stays = stays.await.unwrap().unwrap();
+    assert!(matches!(refused.await.unwrap(), Err(SourceError::Fatal(_))));
+    drop(stays);
+    let held = asked.hold().await;
+    let (left, second) = (asked.open(0, 2), asked.open(0, 7));
+    drop(left);
+    held.go_on();
+    assert_eq!(next_of(&mut second.await.unwrap().unwrap()).await, Ok(7));
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -375,6 +376,67 @@ async fn partition_opened_again_and_again_delivers_exactly_from_each_offset() {
         }
     }
     broker.delete().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_started_and_opened_together_are_each_at_their_own_offset_and_bad_ones_fail_alone()
+ {
+    let Some(broker) = Broker::named("together") else { return };
+    broker.create(8).await;
+    let topic_id = broker.id(None).await;
+    let at = |index: u32| Partition { topic_id, index: PartitionIndex::new(index).unwrap() };
+    let (bootstrap, topic) = (broker.bootstrap.clone(), broker.topic.clone());
+    let write = move || {
+        // As many in each partition as its index says.
+        let indexes = (0..8).map(|index| PartitionIndex::new(index).unwrap());
+        let records =
+            indexes.flat_map(|at| (0..at.get()).map(move |_| NewRecord::new(at, "k", "v")));
+        Producer::new(&bootstrap).unwrap().produce(&topic, records).unwrap()
+    };
+    assert_eq!(tokio::task::spawn_blocking(write).await.unwrap(), 28);
+
+    let (source, topic) = (&broker.source, &broker.topic);
+    let ask = |index, policy| source.start(topic, at(index), policy);
+    let policies = [ResetPolicy::Latest, ResetPolicy::Earliest];
+    let asked = policies.into_iter().flat_map(|policy| (0..9).map(move |index| (index, policy)));
+    let starts = join_all(asked.clone().map(|(index, policy)| ask(index, policy))).await;
+    for ((index, policy), start) in asked.zip(starts) {
+        let wanted = if policy == ResetPolicy::Latest { u64::from(index) } else { 0 };
+        match start {
+            Ok(start) => assert_eq!((start.get(), index < 8), (wanted, true), "{index} {policy:?}"),
+            Err(error) => assert!(is_unknown(&error, index, 8), "{index} {policy:?}: {error}"),
+        }
+    }
+
+    let ahead = ReadAhead::default();
+    let open = |index: u32| {
+        // The last record; past the end in the partition without any.
+        let from =
+            NextOffset::new(u64::from(index).saturating_sub(1).max(u64::from(index == 0))).unwrap();
+        async move { (index, from, source.open(topic, at(index), from, ahead).await) }
+    };
+    for (index, from, opened) in join_all((0..9).map(open)).await {
+        let mut stream = match opened {
+            Ok(stream) => stream,
+            Err(error) => {
+                assert!(is_unknown(&error, index, 8), "{index}: {error}");
+                continue;
+            }
+        };
+        match item(&mut stream).await.into_records() {
+            Ok(records) => assert_eq!((records.len(), records[0].offset), (1, from), "{index}"),
+            Err(error) => {
+                assert!(index == 0 && matches!(error, SourceError::OutOfRange { .. }), "{error}");
+            }
+        }
+    }
+    source.shutdown(PATIENCE).await;
+    broker.delete().await;
+}
+
+/// Whether the error says that a partition is not there, of a topic with `count`.
+fn is_unknown(error: &SourceError, partition: u32, count: u32) -> bool {
+    matches!(error, SourceError::UnknownPartition { index, .. } if *index == partition && partition >= count)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -282,6 +282,12 @@ impl Asked {
         opened
     }
 
+    fn count(&self) -> oneshot::Receiver<Counts> {
+        let (reply, counts) = oneshot::channel();
+        assert!(self.source.send(Command::Count { reply }));
+        counts
+    }
+
     fn close(&self, index: u32) -> oneshot::Receiver<()> {
         let (reply, closed) = oneshot::channel();
         assert!(self.source.send(Command::Close { partition: self.partition(index), reply }));
@@ -310,36 +316,28 @@ async fn partition_that_is_refused_fails_alone_among_those_opened_with_it() {
     let (topic, partition) = (asked.topic.clone(), asked.partition(1));
     assert!(asked.source.send(Command::Occupy { topic, partition }));
     let held = asked.hold().await;
-    let opened: Vec<_> = (0..3).map(|index| asked.open(index, u64::from(index) + 4)).collect();
+    let [first, refused, last] = [0, 1, 2].map(|index| asked.open(index, u64::from(index) + 4));
+    let counted = asked.count();
     held.go_on();
-    for (index, opened) in (0..).zip(opened) {
-        match opened.await.unwrap() {
-            Ok(mut stream) => assert_eq!(next_of(&mut stream).await, Ok(index + 4)),
-            Err(error) => {
-                assert!(
-                    index == 1 && matches!(error, SourceError::Transient(_)),
-                    "{index}: {error}"
-                );
-                continue;
-            }
-        }
-        assert_ne!(index, 1, "the client had it already");
+    assert_eq!(counted.await.unwrap().open, 2, "what was refused is not open");
+    // The client had it already.
+    assert!(matches!(refused.await.unwrap(), Err(SourceError::Transient(_))));
+    for (opened, from) in [(first, 4), (last, 6)] {
+        assert_eq!(next_of(&mut opened.await.unwrap().unwrap()).await, Ok(from));
     }
-    assert_eq!(counts(&asked.source).await.open, 2, "what was refused is not open");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partition_is_closed_again_when_nobody_waits_for_its_open_any_more() {
     let asked = Asked::of(3).await;
     let held = asked.hold().await;
-    let (first, left, last) = (asked.open(0, 2), asked.open(1, 2), asked.open(2, 2));
+    let [first, left, last] = [0, 1, 2].map(|index| asked.open(index, 2));
     drop(left);
+    let counted = asked.count();
     held.go_on();
+    assert_eq!(counted.await.unwrap().open, 2, "at once, before anything was fetched");
     for opened in [first, last] {
-        let mut stream = opened.await.unwrap().unwrap();
-        assert_eq!(next_of(&mut stream).await, Ok(2));
-        assert_eq!(counts(&asked.source).await.open, 2);
-        std::mem::forget(stream);
+        assert_eq!(next_of(&mut opened.await.unwrap().unwrap()).await, Ok(2));
     }
 }
 

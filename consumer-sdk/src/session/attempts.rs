@@ -15,7 +15,8 @@ use super::wire;
 /// Longest pause between two attempts: an election takes a second or two, and nobody should wait much longer for it.
 pub(super) const PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// Redirects followed at once, one after the other; further ones wait like any other failure.
+/// Redirects followed at once, one after the other; the next one waits like any other failure, and those after it are
+/// followed at once again.
 const REDIRECTS_MAX: u32 = 3;
 
 /// One failed attempt.
@@ -25,7 +26,7 @@ pub(super) struct Failure {
     pub(super) leader: Option<String>,
     /// The node whose connection is in doubt.
     pub(super) broken: Option<String>,
-    /// The node that said nothing for too long.
+    /// The node that said nothing for too long, or cannot be reached.
     pub(super) silent: Option<String>,
     /// It may have happened.
     is_in_doubt: bool,
@@ -37,17 +38,11 @@ impl Failure {
         Self { refused, leader: None, broken: None, silent: None, is_in_doubt: false }
     }
 
-    /// Nothing was sent: as certain as a node's own word that there is no raft leader.
+    /// No connection came about, so nothing was sent: as certain as a node's own word that there is no raft leader.
     pub(super) fn unreachable(address: &str, error: impl fmt::Display) -> Self {
         let message = format!("{address} is not reachable: {error}");
-        let broken = Some(address.to_owned());
-        Self { broken, ..Self::of(ErrorCode::NoLeader, message) }
-    }
-
-    /// As [`Failure::unreachable`], since no connection came about in time.
-    pub(super) fn unconnected(address: &str) -> Self {
         let silent = Some(address.to_owned());
-        Self { silent, ..Self::unreachable(address, "no connection in time") }
+        Self { broken: silent.clone(), silent, ..Self::of(ErrorCode::NoLeader, message) }
     }
 
     /// It was sent, and no answer came in time.
@@ -123,6 +118,7 @@ impl Attempts {
         if pause >= self.left() {
             return Err(self.give_up(failure.refused));
         }
+        self.redirects = 0;
         Ok(Some(pause))
     }
 
@@ -132,5 +128,22 @@ impl Attempts {
         } else {
             CallError::Refused(last)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_after_a_pause_are_followed_at_once_again() {
+        let mut attempts = Attempts::new(Duration::from_secs(60));
+        let mut is_pause = || {
+            let status = tenure_proto::status_of_error(ErrorCode::NotLeader, "not the leader", "b");
+            let pause = attempts.next(Failure::answered("a", &status), Repeat::Safe);
+            pause.expect("there is time left").is_some()
+        };
+        let pauses: Vec<bool> = (0..8).map(|_| is_pause()).collect();
+        assert_eq!(pauses, [false, false, false, true, false, false, false, true]);
     }
 }

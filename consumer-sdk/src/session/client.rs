@@ -411,7 +411,7 @@ impl CoordinatorClient {
         let channel = match connect.await {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => return Err(Failure::unreachable(address, &error)),
-            Err(_elapsed) => return Err(Failure::unconnected(address)),
+            Err(_elapsed) => return Err(Failure::unreachable(address, "no connection in time")),
         };
         match tokio::time::timeout(limit, send(channel)).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -502,6 +502,14 @@ mod tests {
         }
         assert_eq!(state.current, "b");
         assert!(state.nodes.is_probed("a"), "it was given up once");
+    }
+
+    #[test]
+    fn node_that_cannot_be_reached_counts_as_silent() {
+        let mut state = state();
+        state.learn("a", &Failure::unreachable("a", "deadline has elapsed"));
+        assert_eq!(state.current, "b");
+        assert!(state.nodes.is_probed("a"));
     }
 
     #[test]

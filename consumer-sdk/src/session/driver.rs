@@ -382,6 +382,7 @@ impl Driver {
     }
 
     fn connect(&mut self, address: String) {
+        tracing::debug!(group = %self.config.group, member = %self.machine.member(), address, "connecting");
         let keep_alive = (self.config.lease.ttl() / 4).max(Duration::from_millis(100));
         let timeout = CONNECT_MAX.min(keep_alive.max(Duration::from_millis(250)));
         let dial = self.dial.clone();

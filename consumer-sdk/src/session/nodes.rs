@@ -43,7 +43,7 @@ impl Nodes {
         self.addresses.iter().filter(|other| *other != address).cloned().collect()
     }
 
-    /// `address` has said nothing for too long.
+    /// `address` has said nothing for too long, or cannot be reached.
     pub(super) fn give_up(&mut self, address: &str) {
         match &mut self.silent {
             Some(silent) if silent.address == address => {

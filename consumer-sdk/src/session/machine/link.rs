@@ -12,7 +12,8 @@ use super::{Machine, Output};
 use crate::session::nodes::Nodes;
 use crate::session::wire;
 
-/// Redirects followed at once, one after the other; further ones wait like any other failure.
+/// Redirects followed at once, one after the other; the next one waits like any other failure, and those after it are
+/// followed at once again: nodes that do not know yet that the raft leader fell must not use them up.
 const REDIRECTS_MAX: u32 = 3;
 
 /// Bounds of the wait for a connection and for `Joined`: 1.5 heartbeat intervals within these.
@@ -128,7 +129,7 @@ impl Addresses {
         address
     }
 
-    /// The node taken last has said nothing for too long.
+    /// The node taken last has said nothing for too long, or cannot be reached.
     pub(super) fn give_up(&mut self) {
         if let Some(address) = &self.taken {
             self.nodes.give_up(address);
@@ -238,6 +239,7 @@ impl Machine {
     /// Waits a while before the next attempt.
     pub(super) fn pause(&mut self, now: Tick) {
         self.link = Link::Waiting { until: now.after(self.backoff.pause()) };
+        self.addresses.redirects = 0;
         self.acts.unsend();
     }
 

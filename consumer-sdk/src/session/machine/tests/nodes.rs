@@ -34,6 +34,34 @@ fn node_that_does_not_answer_a_join_is_not_the_next_one_tried() {
 }
 
 #[test]
+fn node_that_cannot_be_reached_is_not_the_next_one_tried() {
+    let after_a_redirect = "
+        0 tick
+        0 connected
+        1 broken NOT_LEADER b:1
+        1 unreachable
+        100 tick
+        ";
+    assert_eq!(tried(after_a_redirect)[..3], ["a:1", "b:1", "c:1"]);
+}
+
+#[test]
+fn redirect_back_to_an_unreachable_node_costs_half_an_interval() {
+    let stale = "
+        0 tick
+        0 connected
+        1 broken NOT_LEADER b:1
+        1 unreachable
+        100 tick
+        100 connected
+        101 broken NOT_LEADER b:1
+        651 tick
+        800 tick
+        ";
+    assert_eq!(tried(stale), ["a:1", "b:1", "c:1", "b:1", "a:1"]);
+}
+
+#[test]
 fn node_that_was_given_up_is_tried_again_in_the_next_round() {
     let silence = "
         0 tick

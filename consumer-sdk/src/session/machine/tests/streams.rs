@@ -42,7 +42,7 @@ fn acts_are_said_again_after_a_reconnect_until_they_are_answered() {
 }
 
 #[test]
-fn redirect_is_followed_at_once_and_only_a_few_times() {
+fn redirect_is_followed_at_once_and_only_a_few_times_between_pauses() {
     check(
         "
         0 tick
@@ -55,6 +55,8 @@ fn redirect_is_followed_at_once_and_only_a_few_times() {
         7 connected
         8 broken NOT_LEADER c:1
         100 connected
+        101 broken NOT_LEADER b:1
+        102 connected
         110 joined 7 v5
         ",
         "
@@ -68,8 +70,10 @@ fn redirect_is_followed_at_once_and_only_a_few_times() {
         7 connected -> join m epoch 0
         wake -> connect c:1
         100 connected -> join m epoch 0
+        101 broken NOT_LEADER b:1 -> connect b:1
+        102 connected -> join m epoch 0
         110 joined 7 v5 -> JOINED m 7
-        110 joined 7 v5 -> lease to 3000
+        110 joined 7 v5 -> lease to 3002
         ",
     );
 }

@@ -339,7 +339,7 @@ impl Machine {
             Input::ConnectFailed { error } => {
                 self.log_broken(&error);
                 if self.link.is_connecting() {
-                    self.addresses.give_up();
+                    self.addresses.unreachable();
                     self.pause(now);
                 }
             }

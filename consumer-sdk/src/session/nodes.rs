@@ -3,6 +3,9 @@
 /// Short waits at a node that has gone silent; after them it gets the usual one, for it may be slow.
 const PROBES_MAX: u32 = 2;
 
+/// As [`PROBES_MAX`], at one that takes no connections: as long as an election lasts, others send callers back to it.
+const PROBES_UNREACHABLE_MAX: u32 = 4;
+
 /// The nodes in the order in which they are asked, and the one that was silent.
 #[derive(Debug)]
 pub(super) struct Nodes {
@@ -43,15 +46,24 @@ impl Nodes {
         self.addresses.iter().filter(|other| *other != address).cloned().collect()
     }
 
-    /// `address` has said nothing for too long, or cannot be reached.
+    /// `address` has said nothing for too long.
     pub(super) fn give_up(&mut self, address: &str) {
+        self.note_silent(address, PROBES_MAX);
+    }
+
+    /// `address` takes no connection.
+    pub(super) fn unreachable(&mut self, address: &str) {
+        self.note_silent(address, PROBES_UNREACHABLE_MAX);
+    }
+
+    fn note_silent(&mut self, address: &str, probes: u32) {
         match &mut self.silent {
             Some(silent) if silent.address == address => {
                 silent.probes = silent.probes.saturating_sub(1);
             }
             Some(_) | None => {
                 let address = address.to_owned();
-                self.silent = Some(Silent { address, probes: PROBES_MAX, is_skipped: false });
+                self.silent = Some(Silent { address, probes, is_skipped: false });
             }
         }
     }
@@ -109,5 +121,14 @@ mod tests {
         assert!(nodes.is_probed("b"));
         nodes.heard();
         assert!(!nodes.is_probed("b"));
+    }
+
+    #[test]
+    fn node_that_takes_no_connections_gets_four_short_waits() {
+        let mut nodes = nodes(&["a", "b"]);
+        for _ in 0..=PROBES_UNREACHABLE_MAX {
+            nodes.unreachable("a");
+        }
+        assert!(!nodes.is_probed("a"), "its network may be slow");
     }
 }

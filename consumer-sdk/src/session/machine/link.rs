@@ -19,9 +19,13 @@ const REDIRECTS_MAX: u32 = 3;
 /// Bounds of the wait for a connection and for `Joined`: 1.5 heartbeat intervals within these.
 const JOIN_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3));
 
-/// Bounds of that wait at a node that has just gone silent: half a heartbeat interval within these. A node that does not
-/// know yet that the raft leader stands still sends members back to it.
+/// Bounds of the wait for `Joined` at a node that has just gone silent: half a heartbeat interval within these. A node
+/// that does not know yet that the raft leader stands still sends members back to it.
 const PROBE_WAIT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+
+/// Bounds of the wait for a connection there: a quarter of a heartbeat interval within these.
+const PROBE_CONNECT_WAIT: (Duration, Duration) =
+    (Duration::from_millis(250), Duration::from_millis(500));
 
 /// Heartbeats without an answer that are remembered; an answer to an older one extends nothing.
 const HEARTBEATS_MAX: usize = 64;
@@ -129,22 +133,45 @@ impl Addresses {
         address
     }
 
-    /// The node taken last has said nothing for too long, or cannot be reached.
+    /// The node taken last has said nothing for too long.
     pub(super) fn give_up(&mut self) {
         if let Some(address) = &self.taken {
             self.nodes.give_up(address);
         }
     }
 
-    /// How long the node taken last may take to connect, and again to answer the join.
-    pub(super) fn wait(&self, lengths: &LeaseSettings) -> Duration {
-        let interval = lengths.heartbeat_interval();
-        if self.taken.as_ref().is_some_and(|taken| self.nodes.is_probed(taken)) {
-            (interval / 2).clamp(PROBE_WAIT.0, PROBE_WAIT.1)
-        } else {
-            (interval / 2 * 3).clamp(JOIN_WAIT.0, JOIN_WAIT.1)
+    /// The node taken last takes no connection.
+    pub(super) fn unreachable(&mut self) {
+        if let Some(address) = &self.taken {
+            self.nodes.unreachable(address);
         }
     }
+
+    /// How long the node taken last may take to connect.
+    pub(super) fn connect_wait(&self, lengths: &LeaseSettings) -> Duration {
+        if self.is_probing() {
+            (lengths.heartbeat_interval() / 4).clamp(PROBE_CONNECT_WAIT.0, PROBE_CONNECT_WAIT.1)
+        } else {
+            usual_wait(lengths)
+        }
+    }
+
+    /// How long it may then take to answer the join.
+    pub(super) fn join_wait(&self, lengths: &LeaseSettings) -> Duration {
+        if self.is_probing() {
+            (lengths.heartbeat_interval() / 2).clamp(PROBE_WAIT.0, PROBE_WAIT.1)
+        } else {
+            usual_wait(lengths)
+        }
+    }
+
+    fn is_probing(&self) -> bool {
+        self.taken.as_ref().is_some_and(|taken| self.nodes.is_probed(taken))
+    }
+}
+
+fn usual_wait(lengths: &LeaseSettings) -> Duration {
+    (lengths.heartbeat_interval() / 2 * 3).clamp(JOIN_WAIT.0, JOIN_WAIT.1)
 }
 
 impl Machine {
@@ -152,7 +179,14 @@ impl Machine {
     pub(super) fn advance(&mut self, now: Tick, out: &mut Vec<Output>) {
         match &self.link {
             Link::Waiting { .. } | Link::Closed => {}
-            Link::Connecting { until } | Link::Joining { until, .. } => {
+            Link::Connecting { until } => {
+                if now >= *until {
+                    out.push(Output::Disconnect);
+                    self.addresses.unreachable();
+                    self.pause(now);
+                }
+            }
+            Link::Joining { until, .. } => {
                 if now >= *until {
                     out.push(Output::Disconnect);
                     self.addresses.give_up();
@@ -172,7 +206,8 @@ impl Machine {
             && now >= until
         {
             let address = self.addresses.take();
-            self.link = Link::Connecting { until: now.after(self.addresses.wait(&self.lengths)) };
+            self.link =
+                Link::Connecting { until: now.after(self.addresses.connect_wait(&self.lengths)) };
             out.push(Output::Connect { address });
         }
         let due = match &self.link {
@@ -248,7 +283,7 @@ impl Machine {
             return;
         }
         self.link =
-            Link::Joining { sent: now, until: now.after(self.addresses.wait(&self.lengths)) };
+            Link::Joining { sent: now, until: now.after(self.addresses.join_wait(&self.lengths)) };
         self.join_sent = true;
         let join = v1::Join {
             group: self.settings.group.to_string(),

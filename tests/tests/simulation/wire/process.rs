@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::LazyLock;
 
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+
 use super::scenes::Scene;
 
 /// Names a run: `scene:seed`.
@@ -74,6 +77,10 @@ pub(super) fn is_inside() -> bool {
 /// Plays a run in this process.
 pub(super) fn play_here(scene: Scene, seed: u64) {
     tenure_coordinator::parts::block_in_place();
+    if let Ok(wanted) = env::var("RUST_LOG") {
+        let log = tracing_subscriber::fmt().with_ansi(false).with_timer(SimulatedTime);
+        log.with_env_filter(wanted).with_writer(std::io::stdout).init();
+    }
     let world = scene.play(seed);
     if env::var_os("TENURE_WIRE_STORY").is_some() {
         println!("{}", world.shared.story(true));
@@ -85,6 +92,16 @@ pub(super) fn play_here(scene: Scene, seed: u64) {
         world.commits(),
         world.now(),
     );
+}
+
+/// Stamps what the system logs with the time of the run.
+struct SimulatedTime;
+
+impl FormatTime for SimulatedTime {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let time = turmoil::sim_elapsed().unwrap_or_default();
+        write!(writer, "{:>9.3}", time.as_secs_f64() * 1000.0)
+    }
 }
 
 /// Plays a run in a process of its own.

@@ -46,7 +46,7 @@ fn node_that_cannot_be_reached_is_not_the_next_one_tried() {
 }
 
 #[test]
-fn redirect_back_to_an_unreachable_node_costs_half_an_interval() {
+fn redirect_back_to_an_unreachable_node_costs_a_quarter_of_an_interval() {
     let stale = "
         0 tick
         0 connected
@@ -55,8 +55,8 @@ fn redirect_back_to_an_unreachable_node_costs_half_an_interval() {
         100 tick
         100 connected
         101 broken NOT_LEADER b:1
-        651 tick
-        800 tick
+        351 tick
+        500 tick
         ";
     assert_eq!(tried(stale), ["a:1", "b:1", "c:1", "b:1", "a:1"]);
 }
@@ -100,7 +100,7 @@ fn slow_node_gets_its_time_after_two_short_waits() {
     for _ in 0..4 {
         addresses.leader = Some("a:1".into());
         addresses.take();
-        waits.push(addresses.wait(&lengths));
+        waits.push(addresses.join_wait(&lengths));
         addresses.give_up();
     }
     let short = Duration::from_millis(INTERVAL_MS / 2);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use futures::{Stream, StreamExt as _};
 use tenure_model::Clock;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -109,13 +110,17 @@ impl Node {
     /// # Errors
     ///
     /// [`StartError`]; nothing is running then.
-    pub async fn start(settings: NodeSettings) -> Result<Self, StartError> {
-        settings.validate()?;
-        let clients = listen(settings.client_listen).await?;
-        let others = listen(settings.raft_listen).await?;
-        let clock = Arc::new(BootClock);
-        let ground = Ground { clock, clients, others, dial: None, keepalive: Some(KEEPALIVE) };
-        Self::start_on(settings, ground).await
+    #[must_use]
+    pub fn start(settings: NodeSettings) -> BoxFuture<'static, Result<Self, StartError>> {
+        // A boxed future is compiled here; any other one in the crate that awaits it, with all of raft and gRPC.
+        Box::pin(async move {
+            settings.validate()?;
+            let clients = listen(settings.client_listen).await?;
+            let others = listen(settings.raft_listen).await?;
+            let clock = Arc::new(BootClock);
+            let ground = Ground { clock, clients, others, dial: None, keepalive: Some(KEEPALIVE) };
+            Self::start_on(settings, ground).await
+        })
     }
 
     /// As [`Node::start`], on what it is given. For simulations; not an interface.
@@ -215,17 +220,21 @@ impl Node {
     }
 
     /// Waits until the node has stopped, by itself or by [`Node::shutdown`].
-    pub async fn stopped(&self) -> StopReason {
-        self.raft.stopped().await
+    #[must_use]
+    pub fn stopped(&self) -> BoxFuture<'_, StopReason> {
+        Box::pin(self.raft.stopped())
     }
 
     /// Hands leadership over if there is anyone to take it, ends all sessions and stops.
-    pub async fn shutdown(&self) {
-        let is_leader = self.raft.leadership().borrow().is_me;
-        if is_leader && let Err(error) = self.raft.transfer_leadership(None, FAREWELL).await {
-            tracing::debug!(%error, "leadership was not handed over");
-        }
-        self.stop().await;
+    #[must_use]
+    pub fn shutdown(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let is_leader = self.raft.leadership().borrow().is_me;
+            if is_leader && let Err(error) = self.raft.transfer_leadership(None, FAREWELL).await {
+                tracing::debug!(%error, "leadership was not handed over");
+            }
+            self.stop().await;
+        })
     }
 
     /// Stops without handing anything over, as a crash would.

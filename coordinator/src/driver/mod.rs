@@ -43,9 +43,6 @@ const TICK: Duration = Duration::from_millis(20);
 /// as much as ten heartbeats.
 const CONFIRM_PAUSE: Duration = Duration::from_micros(2_500);
 
-/// Messages taken in before something else has its turn.
-const INPUTS_AT_ONCE: usize = 128;
-
 /// A loop that stood still for longer than this moves all deadlines.
 const GAP_LEAST: Duration = Duration::from_millis(200);
 
@@ -93,6 +90,8 @@ pub(crate) struct Driver {
     last_tick: Tick,
     /// No confirmation begins before.
     confirm_from: Instant,
+    /// That time has not come yet, since the last confirmation began.
+    is_pausing: bool,
 }
 
 impl Driver {
@@ -114,6 +113,7 @@ impl Driver {
             reign: None,
             last_tick,
             confirm_from: Instant::now(),
+            is_pausing: false,
         };
         (handle, driver)
     }
@@ -123,9 +123,11 @@ impl Driver {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.leadership.mark_changed();
-        let mut received = Vec::with_capacity(INPUTS_AT_ONCE);
         loop {
-            let wants_confirmation = self.reign.as_ref().is_some_and(Reign::wants_confirmation);
+            let reign = self.reign.as_ref();
+            let is_confirming = reign.is_some_and(|reign| reign.is_confirming);
+            let confirms =
+                !is_confirming && (self.is_pausing || reign.is_some_and(Reign::wants_confirmation));
             tokio::select! {
                 biased;
                 _ = closing.wait_for(|closing| *closing) => break,
@@ -144,16 +146,16 @@ impl Driver {
                     self.flush();
                 }
                 Some(done) = self.work.next() => self.done(done),
-                () = sleep_until(self.confirm_from), if wants_confirmation => {
+                () = sleep_until(self.confirm_from), if confirms => {
+                    self.is_pausing = false;
+                    self.take_all();
                     self.confirm_waiting();
                 }
-                count = self.inputs.recv_many(&mut received, INPUTS_AT_ONCE) => {
-                    if count == 0 {
-                        break;
-                    }
-                    for input in received.drain(..) {
-                        self.take(input);
-                    }
+                // Whatever comes while no confirmation can begin is taken in at once before the next one: a loop that
+                // wakes for each heartbeat costs more than the heartbeats.
+                input = self.inputs.recv(), if !is_confirming && !self.is_pausing => {
+                    let Some(input) = input else { break };
+                    self.take(input);
                 }
             }
         }
@@ -298,13 +300,18 @@ impl Driver {
         }
         self.catch_up();
         // Everything received so far counts before anyone expires.
+        self.take_all();
+        self.work_off(now);
+    }
+
+    /// Takes in everything received so far.
+    fn take_all(&mut self) {
         for _ in 0..INPUTS_MAX {
             match self.inputs.try_recv() {
                 Ok(input) => self.take(input),
                 Err(_) => break,
             }
         }
-        self.work_off(now);
     }
 
     fn done(&mut self, done: Done) {

@@ -58,6 +58,7 @@ impl Driver {
         let term = reign.term;
         if let Some(waiting) = reign.confirmation() {
             self.confirm_from = Instant::now() + CONFIRM_PAUSE;
+            self.is_pausing = true;
             self.confirm(term, waiting);
         }
     }

@@ -14,12 +14,16 @@
 //! | Silent   | deadline passed                    | Expiring | never renewed again     |
 //! | Expiring | expiry or leave applied            | gone     | with the end            |
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod leases;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tenure_core::command::{MemberRef, SilentMember};
-use tenure_model::{GroupId, MemberEpoch, MemberId, Tick};
+use tenure_model::{GroupId, MemberId, Tick};
 
+pub use self::leases::LeaseId;
+use self::leases::Leases;
 use crate::settings::Deadlines;
 
 /// Lengths of one member's lease.
@@ -115,11 +119,28 @@ struct Lease {
     check_at: Tick,
 }
 
+impl Lease {
+    const fn renewed(&self) -> Renewed {
+        Renewed { answer: self.phase.answer(), heard_at: self.heard_at, deadline: self.deadline }
+    }
+}
+
+/// A lease after a heartbeat.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewed {
+    /// Whether the heartbeat may be answered.
+    pub answer: Answer,
+    /// When its member was last heard.
+    pub heard_at: Tick,
+    /// When it runs out.
+    pub deadline: Tick,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct LeaseTable {
     rules: Rules,
-    leases: BTreeMap<MemberRef, Lease>,
+    leases: Leases,
     /// One line per lease that is not expiring: when to look at it again, never late.
     checks: BTreeSet<(Tick, MemberRef)>,
     expiring: BTreeSet<MemberRef>,
@@ -135,7 +156,7 @@ impl LeaseTable {
     pub const fn new(rules: Rules) -> Self {
         Self {
             rules,
-            leases: BTreeMap::new(),
+            leases: Leases::new(),
             checks: BTreeSet::new(),
             expiring: BTreeSet::new(),
             silent: BTreeSet::new(),
@@ -202,21 +223,39 @@ impl LeaseTable {
 
     /// Renews the lease of a member whose heartbeat was received at `receipt`. An expiring one is not renewed.
     pub fn renew(&mut self, member: &MemberRef, receipt: Tick) -> Answer {
-        let Some(lease) = self.leases.get_mut(member) else { return Answer::Gone };
+        match self.leases.id(member).and_then(|id| self.renew_by_id(id, receipt)) {
+            Some(renewed) => renewed.answer,
+            None => Answer::Gone,
+        }
+    }
+
+    /// As [`LeaseTable::renew`]; nothing when the membership has ended.
+    pub fn renew_by_id(&mut self, id: LeaseId, receipt: Tick) -> Option<Renewed> {
+        let lease = self.leases.by_id_mut(id)?;
         if lease.phase == Phase::Expiring {
-            return Answer::Later;
+            return Some(lease.renewed());
         }
         lease.heard_at = lease.heard_at.max(receipt);
         lease.deadline = lease.deadline.max(receipt.after(lease.lengths.ttl));
         if let Phase::Silent { is_heard, .. } = &mut lease.phase {
             *is_heard = true;
         }
-        lease.phase.answer()
+        Some(lease.renewed())
+    }
+
+    /// Id of the lease of `member`, for as long as it is in the table.
+    pub fn id(&self, member: &MemberRef) -> Option<LeaseId> {
+        self.leases.id(member)
     }
 
     /// Whether a heartbeat of `member` may be answered now. Asked again when the answer leaves.
     pub fn answer(&self, member: &MemberRef) -> Answer {
         self.leases.get(member).map_or(Answer::Gone, |lease| lease.phase.answer())
+    }
+
+    /// As [`LeaseTable::answer`].
+    pub fn answer_by_id(&self, id: LeaseId) -> Answer {
+        self.leases.by_id(id).map_or(Answer::Gone, |lease| lease.phase.answer())
     }
 
     /// The log says that `member` is silent.
@@ -277,7 +316,7 @@ impl LeaseTable {
     /// Drops every membership that `keep` refuses.
     pub fn retain(&mut self, keep: impl Fn(&MemberRef) -> bool) {
         let gone: Vec<MemberRef> =
-            self.leases.keys().filter(|member| !keep(member)).cloned().collect();
+            self.leases.members().filter(|member| !keep(member)).cloned().collect();
         for member in gone {
             self.remove(&member);
         }
@@ -287,7 +326,7 @@ impl LeaseTable {
     /// further than if its member were heard `now`. Who was heard after the gap has had its full length already.
     pub fn add_gap(&mut self, gap: Duration, now: Tick) {
         self.checks.clear();
-        for (member, lease) in &mut self.leases {
+        for (member, lease) in self.leases.iter_mut() {
             let latest = now.after(lease.lengths.ttl);
             lease.heard_at = lease.heard_at.after(gap).min(now).max(lease.heard_at);
             lease.deadline = lease.deadline.after(gap).min(latest).max(lease.deadline);
@@ -416,15 +455,7 @@ impl LeaseTable {
 
     /// The membership of `member` in `group`, if it is in the table.
     pub fn find(&self, group: &GroupId, member: &MemberId) -> Option<MemberRef> {
-        let (group, member) = (group.clone(), member.clone());
-        let first = MemberRef { group, member, member_epoch: MemberEpoch(0) };
-        let (found, _) = self.leases.range(&first..).next()?;
-        (found.group == first.group && found.member == first.member).then(|| found.clone())
-    }
-
-    /// When `member` was last heard, and when its lease runs out.
-    pub fn times(&self, member: &MemberRef) -> Option<(Tick, Tick)> {
-        self.leases.get(member).map(|lease| (lease.heard_at, lease.deadline))
+        self.leases.find(group, member).cloned()
     }
 
     /// When the lease of `member` runs out.

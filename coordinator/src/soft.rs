@@ -1,7 +1,7 @@
 //! What the raft leader knows of members from their heartbeats. Lost with the leadership, never truth.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
 use tenure_model::{Epoch, GroupId, LabelName, MemberId, Partition, Tick};
@@ -71,5 +71,23 @@ pub struct Beat {
     pub labels: Labels,
 }
 
+/// The last heartbeat of one member, as its session and `Beats` share it.
+#[derive(Clone, Debug, Default)]
+pub struct SharedBeat(Arc<Mutex<Beat>>);
+
+impl SharedBeat {
+    /// Nobody keeps it for long.
+    pub fn lock(&self) -> MutexGuard<'_, Beat> {
+        // What a heartbeat says is replaced as a whole with the next one.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<Beat> for SharedBeat {
+    fn from(beat: Beat) -> Self {
+        Self(Arc::new(Mutex::new(beat)))
+    }
+}
+
 /// Last heartbeats of all members; written by the driver, read by whoever describes a group.
-pub type Beats = DashMap<(GroupId, MemberId), Beat>;
+pub type Beats = DashMap<(GroupId, MemberId), SharedBeat>;

@@ -28,7 +28,7 @@ pub(crate) fn list_groups(state: &State, heard: Heard<'_>) -> v1::ListGroupsResp
     let mut standing: BTreeMap<GroupId, usize> = BTreeMap::new();
     for beat in heard.beats {
         let still = |held: &&Held| held.stands_still(heard.not_advancing_ms);
-        let found = beat.held.iter().filter(still).count();
+        let found = beat.lock().held.iter().filter(still).count();
         if found > 0 {
             *standing.entry(beat.key().0.clone()).or_default() += found;
         }
@@ -100,6 +100,7 @@ fn member_info(
     heard: Heard<'_>,
 ) -> v1::MemberInfo {
     let beat = heard.beats.get(&(group.clone(), name.clone()));
+    let beat = beat.as_ref().map(|beat| beat.lock());
     let remaining = beat.as_ref().map(|beat| beat.deadline.since(heard.now).as_millis());
     v1::MemberInfo {
         member: name.to_string(),
@@ -211,7 +212,7 @@ fn held_by(
 ) -> Option<Held> {
     let beat = heard.beats.get(&(group.clone(), owner.clone()))?;
     let same = |held: &&Held| held.partition == partition && Some(held.epoch) == found.epoch;
-    beat.held.iter().find(same).cloned()
+    beat.lock().held.iter().find(same).cloned()
 }
 
 const fn is_reading(phase: Phase) -> bool {

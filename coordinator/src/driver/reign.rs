@@ -1,12 +1,12 @@
 //! What a raft leader keeps in memory during one term. Built from the state, dropped with the leadership.
 
 mod answers;
+mod seats;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dashmap::mapref::one::RefMut;
 use tenure_core::command::MemberRef;
 use tenure_core::event::MemberJoined;
 use tenure_core::{Event, State};
@@ -15,6 +15,7 @@ use tenure_proto::v1::session_down::Down;
 
 pub use self::answers::WaitingMembers;
 use self::answers::{Asked, Waiting, merge};
+use self::seats::{Seat, Seats};
 use super::deadlines::Timers;
 use super::leading::Lanes;
 use super::places::Places;
@@ -26,7 +27,7 @@ use crate::lease::{Answer, LeaseTable, Lengths, Rules};
 use crate::lost;
 use crate::machine::GroupMachine;
 use crate::settings::NodeSettings;
-use crate::soft::{Beat, Beats};
+use crate::soft::{Beat, Beats, SharedBeat};
 
 /// Grants of one entry that are logged one by one; a whole group's are said as a count.
 const GRANTS_LOGGED_MAX: usize = 32;
@@ -39,7 +40,7 @@ pub struct Reign {
     pub table: LeaseTable,
     pub timers: Timers,
     pub settling: Settling,
-    sessions: BTreeMap<MemberRef, Session>,
+    sessions: Seats,
     /// Received, not yet part of a confirmation under way.
     waiting: WaitingMembers,
     /// Confirmed, but an entry decides first.
@@ -87,7 +88,7 @@ impl Reign {
                 Duration::from_millis(deadlines.settle_ms),
                 Duration::from_millis(deadlines.settle_max_ms),
             ),
-            sessions: BTreeMap::new(),
+            sessions: Seats::default(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
             touched: BTreeSet::new(),
@@ -134,12 +135,13 @@ impl Reign {
         }
         self.table.retain(|member| live.contains(member));
         let gone: Vec<MemberRef> =
-            self.sessions.keys().filter(|member| !live.contains(member)).cloned().collect();
+            self.sessions.members().filter(|member| !live.contains(member)).cloned().collect();
         for member in gone {
             self.end_membership(&member);
         }
-        self.touched
-            .extend(self.sessions.keys().map(|named| (named.group.clone(), named.member.clone())));
+        self.touched.extend(
+            self.sessions.members().map(|named| (named.group.clone(), named.member.clone())),
+        );
         self.built_at = state.applied;
         self.is_rebuilt = true;
         self.has_new_plans = true;
@@ -181,8 +183,7 @@ impl Reign {
             Event::MemberLeft { group, member, .. } | Event::MemberAway { group, member, .. } => {
                 if let Some(member) = self.table.find(group, member) {
                     // Its session says so itself, after the answer to the leave.
-                    self.sessions.remove(&member);
-                    self.forget(&member);
+                    drop(self.forget(&member));
                 }
                 self.has_new_plans = true;
             }
@@ -295,97 +296,106 @@ impl Reign {
 
     /// A session is new. An earlier one of the same member ends.
     pub fn open(&mut self, member: MemberRef, receipt: Tick, session: Session) {
-        match self.table.renew(&member, receipt) {
-            Answer::Gone => {
-                session.end(ErrorCode::MemberGone, gone_message(&member));
-                return;
-            }
-            Answer::Now | Answer::Later => {}
-        }
-        let beat = Beat { labels: Arc::clone(&session.labels), ..Beat::default() };
-        self.beats.insert((member.group.clone(), member.member.clone()), beat);
-        self.sessions.insert(member.clone(), session);
+        let lease = self.table.id(&member);
+        let renewed = lease.and_then(|id| Some((id, self.table.renew_by_id(id, receipt)?)));
+        let Some((lease, renewed)) = renewed else {
+            session.end(ErrorCode::MemberGone, gone_message(&member));
+            return;
+        };
+        drop(self.end_session(&member));
         self.places.reopened(&member);
-        self.parked.remove(&member);
-        drop(note(&self.table, &self.places, &self.beats, &member));
-        self.waiting.insert(member, Waiting { is_join: true, asked: None, receipt });
+        let beat = SharedBeat::from(Beat {
+            deadline: renewed.deadline,
+            awaited_by: self.places.awaited_by(&member, renewed.heard_at),
+            labels: Arc::clone(&session.labels),
+            ..Beat::default()
+        });
+        self.beats.insert((member.group.clone(), member.member.clone()), beat.clone());
+        self.waiting.insert(session.id, Waiting { is_join: true, asked: None, receipt });
+        self.sessions.insert(Seat { member, lease, beat, session });
     }
 
     /// The stream of a session is gone.
     pub fn close(&mut self, member: &MemberRef, id: SessionId) {
-        if self.sessions.get(member).is_some_and(|session| session.id == id) {
-            self.sessions.remove(member);
-            self.waiting.remove(member);
-            self.parked.remove(member);
+        if self.has_session(member, Some(id)) {
+            drop(self.end_session(member));
         }
+    }
+
+    /// Nobody is answered down the session of `member` any more.
+    fn end_session(&mut self, member: &MemberRef) -> Option<Session> {
+        let session = self.sessions.remove(member)?;
+        self.waiting.remove(&session.id);
+        self.parked.remove(&session.id);
+        Some(session)
     }
 
     /// A heartbeat was received: renews the lease; the answer waits for a confirmation.
     pub fn heartbeat(&mut self, beat: Heartbeat) {
-        let Heartbeat { member, session, receipt, sequence, said, takes_as_held } = beat;
-        let known = self.sessions.get(&member).filter(|known| known.id == session);
-        let Some(known) = known else { return };
-        match self.table.renew(&member, receipt) {
-            Answer::Gone => {
-                self.end_membership(&member);
-                return;
-            }
-            Answer::Now | Answer::Later => {}
-        }
-        let mut beat = note(&self.table, &self.places, &self.beats, &member);
-        let named = known.read(said, takes_as_held, &mut beat.held);
+        let Heartbeat { session, receipt, sequence, said, takes_as_held } = beat;
+        let Some(seat) = self.sessions.by_id(session) else { return };
+        let Some(renewed) = self.table.renew_by_id(seat.lease, receipt) else {
+            let member = seat.member.clone();
+            self.end_membership(&member);
+            return;
+        };
+        let mut beat = seat.beat.lock();
+        beat.deadline = renewed.deadline;
+        beat.awaited_by = self.places.awaited_by(&seat.member, renewed.heard_at);
+        let named = seat.session.read(said, takes_as_held, &mut beat.held);
         if named != Named::Unknown {
-            self.standing.follow(&member, &beat.held);
+            self.standing.follow(&seat.member, &beat.held);
         }
         drop(beat);
-        let asked = Some(Asked { session, sequence, named });
-        merge(&mut self.waiting, member, Waiting { is_join: false, asked, receipt });
+        let asked = Some(Asked { sequence, named });
+        merge(&mut self.waiting, session, Waiting { is_join: false, asked, receipt });
     }
 
     /// Shows who waits for the place of `member`.
     pub(super) fn show_waiter(&self, member: &MemberRef, now: Tick) {
-        if let Some(mut beat) = self.beats.get_mut(&(member.group.clone(), member.member.clone())) {
-            beat.awaited_by = self.places.awaited_by(member, now);
+        if let Some(beat) = self.beats.get(&(member.group.clone(), member.member.clone())) {
+            beat.lock().awaited_by = self.places.awaited_by(member, now);
         }
     }
 
     /// Whether a session of `member` is open; with an id, whether it is that one.
     pub(super) fn has_session(&self, member: &MemberRef, id: Option<SessionId>) -> bool {
-        let session = self.sessions.get(member);
-        session.is_some_and(|session| id.is_none_or(|id| session.id == id))
+        let open = self.sessions.id(member);
+        open.is_some_and(|open| id.is_none_or(|id| open == id))
     }
 
     /// Grants that the last heartbeat of `member` names.
     pub(super) fn named(&self, member: &MemberRef) -> BTreeSet<(Partition, Epoch)> {
         let beat = self.beats.get(&(member.group.clone(), member.member.clone()));
-        let held = beat.iter().flat_map(|beat| &beat.held);
-        held.map(|held| (held.partition, held.epoch)).collect()
+        let Some(beat) = beat else { return BTreeSet::new() };
+        beat.lock().held.iter().map(|held| (held.partition, held.epoch)).collect()
     }
 
     /// The log says that `member` was heard, or never said that it was silent: it may be answered.
     pub fn heard_again(&mut self, member: &MemberRef) {
         self.table.heard_applied(member);
-        if let Some(parked) = self.parked.remove(member) {
-            merge(&mut self.waiting, member.clone(), parked);
+        if let Some(session) = self.sessions.id(member)
+            && let Some(parked) = self.parked.remove(&session)
+        {
+            merge(&mut self.waiting, session, parked);
         }
     }
 
     /// The membership has ended: tells its session.
     pub fn end_membership(&mut self, member: &MemberRef) {
-        self.forget(member);
-        if let Some(session) = self.sessions.remove(member) {
+        if let Some(session) = self.forget(member) {
             session.end(ErrorCode::MemberGone, gone_message(member));
         }
     }
 
-    fn forget(&mut self, member: &MemberRef) {
+    /// Lets go of all that is known of a member; gives its session back.
+    fn forget(&mut self, member: &MemberRef) -> Option<Session> {
         self.table.remove(member);
-        self.waiting.remove(member);
-        self.parked.remove(member);
         self.places.forget(member);
         self.unserved.forget(member);
         self.standing.forget(member);
         self.beats.remove(&(member.group.clone(), member.member.clone()));
+        self.end_session(member)
     }
 
     fn send(&mut self, member: &MemberRef, down: Down) {
@@ -400,30 +410,16 @@ impl Reign {
             group = %member.group, member = %member.member,
             "member does not read its session, the session ends"
         );
-        self.sessions.remove(member);
+        drop(self.end_session(member));
     }
 
     /// This node leads no more: every session is told where to go.
     pub fn end(self, status: &tonic::Status) {
-        for session in self.sessions.into_values() {
+        for session in self.sessions.into_sessions() {
             session.refuse(status.clone());
         }
         self.beats.clear();
     }
-}
-
-/// What is known of a member, with its lease as it is now.
-fn note<'a>(
-    table: &LeaseTable,
-    places: &Places,
-    beats: &'a Beats,
-    member: &MemberRef,
-) -> RefMut<'a, (GroupId, MemberId), Beat> {
-    let (heard_at, deadline) = table.times(member).unwrap_or_default();
-    let mut beat = beats.entry((member.group.clone(), member.member.clone())).or_default();
-    beat.deadline = deadline;
-    beat.awaited_by = places.awaited_by(member, heard_at);
-    beat
 }
 
 fn gone_message(member: &MemberRef) -> String {

@@ -51,7 +51,6 @@ pub struct LastWordSaid;
 
 /// See [`Input::Heartbeat`].
 pub struct Heartbeat {
-    pub member: MemberRef,
     pub session: SessionId,
     pub receipt: Tick,
     pub sequence: u64,

@@ -319,8 +319,8 @@ impl Session<'_> {
     async fn heartbeat(&mut self, beat: v1::Heartbeat, receipt: Tick) -> Result<(), Status> {
         let (sequence, takes_as_held) = (beat.sequence, beat.takes_as_held);
         let said = edge::said(beat).map_err(Refusal::from)?;
-        let (member, session) = (self.member.clone(), self.id);
-        let heartbeat = Heartbeat { member, session, receipt, sequence, said, takes_as_held };
+        let session = self.id;
+        let heartbeat = Heartbeat { session, receipt, sequence, said, takes_as_held };
         if self.services.0.driver.tell(Input::Heartbeat(heartbeat)).await {
             Ok(())
         } else {

@@ -29,6 +29,24 @@ fn lengths() -> Lengths {
     Lengths { ttl: Duration::from_secs(10), interval: Duration::from_secs(3) }
 }
 
+#[test]
+fn id_of_a_lease_names_nothing_once_that_lease_is_gone() {
+    let mut table = LeaseTable::new(RULES);
+    let ann = member("ann");
+    table.admit(&ann, lengths(), at(0));
+    let first = table.id(&ann).unwrap();
+    table.admit(&ann, lengths(), at(1_000));
+    assert_eq!(table.id(&ann), Some(first), "the same lease");
+    let renewed = table.renew_by_id(first, at(2_000)).unwrap();
+    assert_eq!((renewed.answer, renewed.heard_at), (Answer::Now, at(2_000)));
+    assert_eq!((renewed.deadline, table.deadline(&ann)), (at(12_000), Some(at(12_000))));
+    table.remove(&ann);
+    table.admit(&ann, lengths(), at(3_000));
+    assert!(table.renew_by_id(first, at(4_000)).is_none());
+    assert_eq!(table.answer_by_id(first), Answer::Gone);
+    assert_eq!(table.heard_at(&ann), Some(at(3_000)));
+}
+
 /// Runs a script of `TIME ACT [MEMBER] [NUMBER]`, in milliseconds; what the table has to say is one line per act.
 fn run(rules: Rules, script: &str) -> String {
     let mut table = LeaseTable::new(rules);

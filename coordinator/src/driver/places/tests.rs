@@ -169,9 +169,9 @@ fn successor_waits_while_nothing_is_heard_and_is_refused_once_something_is() {
     let mut rig = Rig::new(Takeover::Lease, 1, true);
     assert_eq!(rig.ask("new", at(1_000)), waits(9_000), "heard before it asked: says nothing");
     let beat = |sequence, receipt| {
-        let (member, session) = (named(0), SessionId(1));
+        let session = SessionId(1);
         let (said, takes_as_held) = (Said::List(vec![]), false);
-        Heartbeat { member, session, receipt, sequence, said, takes_as_held }
+        Heartbeat { session, receipt, sequence, said, takes_as_held }
     };
     rig.reign.heartbeat(beat(1, at(2_000)));
     assert_eq!(rig.ask("new", at(2_100)), Place::Taken);

@@ -28,13 +28,12 @@ pub struct Waiting {
 /// A heartbeat that waits for its answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
-    pub(super) session: SessionId,
     pub(super) sequence: u64,
     pub(super) named: Named,
 }
 
-/// Members that wait, each with the newest of what it waits for.
-pub type WaitingMembers = BTreeMap<MemberRef, Waiting>;
+/// Sessions whose members wait, each with the newest of what it waits for.
+pub type WaitingMembers = BTreeMap<SessionId, Waiting>;
 
 impl Reign {
     /// Whether anyone waits for a confirmation which has not begun yet.
@@ -50,38 +49,43 @@ impl Reign {
     /// The confirmation failed: they wait for the next one.
     pub fn give_back(&mut self, waiting: WaitingMembers) {
         let newer = std::mem::replace(&mut self.waiting, waiting);
-        for (member, new) in newer {
-            merge(&mut self.waiting, member, new);
+        for (session, new) in newer {
+            merge(&mut self.waiting, session, new);
         }
     }
 
     /// Leadership was confirmed, and `state` has everything committed before that: answers who may be answered.
     pub fn answer(&mut self, confirmed: WaitingMembers, state: &State) {
-        for (member, waiting) in confirmed {
-            match self.table.answer(&member) {
-                Answer::Now => self.answer_one(&member, waiting, state),
-                Answer::Later => merge(&mut self.parked, member, waiting),
-                Answer::Gone => self.end_membership(&member),
+        for (session, waiting) in confirmed {
+            // Where it has ended, nobody reads an answer.
+            let Some(seat) = self.sessions.by_id(session) else { continue };
+            match self.table.answer_by_id(seat.lease) {
+                Answer::Now => self.answer_one(session, waiting, state),
+                Answer::Later => merge(&mut self.parked, session, waiting),
+                Answer::Gone => {
+                    let member = seat.member.clone();
+                    self.end_membership(&member);
+                }
             }
         }
     }
 
-    fn answer_one(&mut self, member: &MemberRef, waiting: Waiting, state: &State) {
-        // Nobody reads an answer.
-        let Some(session) = self.sessions.get(member) else { return };
-        // An earlier session's heartbeat waits for nobody.
-        let asked = waiting.asked.filter(|asked| asked.session == session.id);
+    fn answer_one(&mut self, session: SessionId, waiting: Waiting, state: &State) {
+        let Some(seat) = self.sessions.by_id(session) else { return };
+        let asked = waiting.asked;
         if !waiting.is_join
-            && let Some(Asked { sequence, named: Named::AsListed(version), .. }) = asked
-            && is_newest(state, member, version)
+            && let Some(Asked { sequence, named: Named::AsListed(version) }) = asked
+            && is_newest(state, &seat.member, version)
         {
-            self.unserved.forget(member);
+            self.unserved.forget(&seat.member);
             let answer = v1::HeartbeatAnswer { sequence, assignment: None, as_held: version.0 };
-            if !session.send(Down::HeartbeatAnswer(answer)) {
-                self.does_not_read(member);
+            if !seat.session.send(Down::HeartbeatAnswer(answer)) {
+                let member = seat.member.clone();
+                self.does_not_read(&member);
             }
             return;
         }
+        let member = &seat.member.clone();
         let Some(assignment) = self.assignment(state, member, waiting.receipt) else {
             self.end_membership(member);
             return;
@@ -94,7 +98,7 @@ impl Reign {
                 session.is_joined = true;
             }
         }
-        if let Some(Asked { sequence, named, .. }) = asked {
+        if let Some(Asked { sequence, named }) = asked {
             match named {
                 Named::AsListed(_) | Named::Something => {
                     self.compare_held(member, state, waiting.receipt);
@@ -173,6 +177,7 @@ impl Reign {
         let owner = preparing.owner.clone();
         let beat = owner.and_then(|owner| self.beats.get(&(named.group.clone(), owner)));
         let position = beat.and_then(|beat| {
+            let beat = beat.lock();
             let held = beat.held.iter().find(|held| held.partition == preparing.partition)?;
             (held.phase == Phase::Running).then_some(held.position)
         });
@@ -187,12 +192,12 @@ impl Reign {
     }
 }
 
-pub(super) fn merge(all: &mut WaitingMembers, member: MemberRef, new: Waiting) {
-    let slot = all.entry(member).or_insert(new);
+pub(super) fn merge(all: &mut WaitingMembers, session: SessionId, new: Waiting) {
+    let slot = all.entry(session).or_insert(new);
     let newest = [slot.asked, new.asked].into_iter().flatten();
     *slot = Waiting {
         is_join: slot.is_join || new.is_join,
-        asked: newest.max_by_key(|asked| (asked.session, asked.sequence)),
+        asked: newest.max_by_key(|asked| asked.sequence),
         receipt: slot.receipt.max(new.receipt),
     };
 }

@@ -139,6 +139,11 @@ fn member(name: &str) -> MemberRef {
     MemberRef { group: group(), member: name.parse().unwrap(), member_epoch }
 }
 
+/// The first session of a member.
+fn session(name: &str) -> SessionId {
+    SessionId(if name == "ann" { 1 } else { 2 })
+}
+
 const fn at(ms: u64) -> Tick {
     Tick(ms * 1_000_000)
 }
@@ -151,11 +156,15 @@ struct Ends {
 
 impl Ends {
     fn open(reign: &mut Reign, name: &str, receipt: Tick) -> Self {
+        Self::open_as(reign, name, session(name), receipt)
+    }
+
+    fn open_as(reign: &mut Reign, name: &str, session: SessionId, receipt: Tick) -> Self {
         let (outbound, down) = mpsc::channel(16);
         let (ended, ends) = oneshot::channel();
         let open = Open {
             member: member(name),
-            session: SessionId(1),
+            session,
             receipt,
             labels: Arc::default(),
             outbound,
@@ -177,10 +186,9 @@ impl Ends {
 }
 
 fn beat(reign: &mut Reign, name: &str, sequence: u64, receipt: Tick) {
-    let member = member(name);
-    let session = SessionId(1);
+    let session = session(name);
     let said = Said::List(vec![]);
-    reign.heartbeat(Heartbeat { member, session, receipt, sequence, said, takes_as_held: false });
+    reign.heartbeat(Heartbeat { session, receipt, sequence, said, takes_as_held: false });
 }
 
 fn running(partition: Partition, epoch: Epoch) -> Held {
@@ -198,9 +206,9 @@ fn running(partition: Partition, epoch: Epoch) -> Held {
 }
 
 fn say(reign: &mut Reign, name: &str, said: Said, takes_as_held: bool) {
-    let (member, session) = (member(name), SessionId(1));
+    let session = session(name);
     let receipt = at(1_000);
-    reign.heartbeat(Heartbeat { member, session, receipt, sequence: 1, said, takes_as_held });
+    reign.heartbeat(Heartbeat { session, receipt, sequence: 1, said, takes_as_held });
 }
 
 impl Ends {
@@ -444,9 +452,9 @@ fn running_grant_that_heartbeats_leave_out_is_asked_for() {
         (4, 8_000, vec![]),
         (5, 11_000, vec![]),
     ] {
-        let (member, session, receipt) = (member("ann"), SessionId(1), at(ms));
+        let (session, receipt) = (session("ann"), at(ms));
         let (said, takes_as_held) = (Said::List(held), false);
-        reign.heartbeat(Heartbeat { member, session, receipt, sequence, said, takes_as_held });
+        reign.heartbeat(Heartbeat { session, receipt, sequence, said, takes_as_held });
         confirm(&mut reign, &rig);
     }
     assert!(!asks(&mut reign, 11_999));

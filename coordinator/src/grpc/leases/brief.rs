@@ -82,7 +82,6 @@ impl Brief {
             end_offset: None,
         };
         let heartbeat = Heartbeat {
-            member: self.member.clone(),
             session: self.id,
             receipt,
             sequence: 1,

@@ -105,14 +105,7 @@ impl World {
                 let heard = member.member.clone();
                 self.fact(&Fact::Heard { member: &heard });
                 if let Some(reign) = &mut self.nodes[node].reign {
-                    reign.heartbeat(Heartbeat {
-                        member,
-                        session,
-                        receipt,
-                        sequence,
-                        said,
-                        takes_as_held,
-                    });
+                    reign.heartbeat(Heartbeat { session, receipt, sequence, said, takes_as_held });
                 }
                 self.pump_sessions(node);
             }

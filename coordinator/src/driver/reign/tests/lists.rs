@@ -65,6 +65,7 @@ fn list_is_left_out_for_exactly_what_the_heartbeat_named_and_for_nothing_else() 
     });
     assert_eq!(wrong, None);
     let beat = reign.beats.get(&(group(), "ann".parse().unwrap())).unwrap();
+    let beat = beat.lock();
     let known: Vec<_> = beat.held.iter().map(|held| (held.epoch, held.position)).collect();
     assert_eq!(known, [(Epoch::FIRST, 7)], "what was said in short, and understood");
 }
@@ -152,22 +153,23 @@ fn heartbeat_of_an_earlier_session_is_not_answered_on_a_later_one() {
     let _first = joined(&mut reign, &rig, "ann");
     say(&mut reign, "ann", Said::List(list(&rig).0), true);
     let lost = reign.take_waiting();
-    let (outbound, mut down) = mpsc::channel(16);
-    let (ended, _ends) = oneshot::channel();
-    let open = Open {
-        member: member("ann"),
-        session: SessionId(2),
-        receipt: at(2_000),
-        labels: Arc::default(),
-        outbound,
-        ended,
-    };
-    let (named, receipt, session) = Session::new(open);
-    reign.open(named, receipt, session);
+    let mut later = Ends::open_as(&mut reign, "ann", SessionId(3), at(2_000));
     reign.give_back(lost);
     confirm(&mut reign, &rig);
-    assert!(matches!(down.try_recv().unwrap().unwrap().down, Some(Down::Joined(_))));
-    assert!(down.try_recv().is_err(), "nothing but the join is answered");
+    assert!(matches!(later.came().as_slice(), [Down::Joined(_)]), "nothing but the join");
+}
+
+#[test]
+fn join_is_not_answered_by_a_confirmation_that_an_earlier_session_waited_for() {
+    let rig = Rig::new();
+    let mut reign = rig.begin(at(0));
+    let _first = Ends::open(&mut reign, "ann", at(0));
+    let under_way = reign.take_waiting();
+    let mut later = Ends::open_as(&mut reign, "ann", SessionId(3), at(2_000));
+    reign.answer(under_way, rig.machine.state());
+    assert_eq!(later.came(), [], "that confirmation began before its join came");
+    confirm(&mut reign, &rig);
+    assert!(matches!(later.came().as_slice(), [Down::Joined(_)]));
 }
 
 #[test]

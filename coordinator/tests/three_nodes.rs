@@ -258,10 +258,15 @@ fn large_commits(node: &Node) -> Vec<Command> {
     commits.collect()
 }
 
-async fn propose_all(node: &Node, commands: &[Command]) {
+/// Each batch again until a raft leader has applied it: a busy machine may elect another one meanwhile.
+async fn propose_all(nodes: &[Node], commands: &[Command]) {
     for batch in commands.chunks(1_000) {
-        let proposed = node.raft().propose(encode_batch(Timestamp(1), batch), None).await;
-        let outcomes: std::sync::Arc<[Applied]> = proposed.unwrap().1;
+        let outcomes: std::sync::Arc<[Applied]> = until("a batch to be applied", || async {
+            let leader = &nodes[leader_of(nodes).await];
+            let proposed = leader.raft().propose(encode_batch(Timestamp(1), batch), None).await;
+            proposed.ok().map(|(_, outcomes)| outcomes)
+        })
+        .await;
         assert!(outcomes.iter().all(|outcome| outcome.result.is_ok()));
     }
 }
@@ -278,15 +283,15 @@ async fn largest_group_is_served_by_the_next_raft_leader_and_loaded_in_time_f02(
         settings.raft.election_timeout_max_ms = 1_500;
     }
     let mut nodes = start_all(&settings).await;
-    let leader = leader_of(&nodes).await;
     let joins: Vec<Command> = (0..large()).map(large_join).collect();
-    propose_all(&nodes[leader], &joins).await;
+    propose_all(&nodes, &joins).await;
     let owned = until("every partition to be owned", || async {
-        let commits = large_commits(&nodes[leader]);
+        let commits = large_commits(&nodes[leader_of(&nodes).await]);
         (commits.len() == large() as usize).then_some(commits)
     })
     .await;
-    propose_all(&nodes[leader], &owned).await;
+    propose_all(&nodes, &owned).await;
+    let leader = leader_of(&nodes).await;
     let before = state_of(&nodes[leader]).groups;
     let level = |nodes: &[Node]| nodes.iter().all(|node| state_of(node).groups == before);
     until("all nodes to be level", || async { level(&nodes).then_some(()) }).await;

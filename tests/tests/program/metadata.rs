@@ -55,6 +55,7 @@ fn metadata_is_shown_with_the_offset_and_cannot_play_tricks_on_a_terminal() {
     for index in 0..count {
         source.append(&topic, index, "x").unwrap();
     }
+    until("a group", || dev.run(&["partitions", "billing"]).status.success());
     until("offsets", || (0..5).all(|index| partition(index)["committed"] == 1));
     stopper.stop(Duration::from_secs(10));
     assert!(runtime.block_on(run).unwrap().unwrap().clean);

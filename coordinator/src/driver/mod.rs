@@ -5,6 +5,7 @@
 
 pub mod deadlines;
 pub mod leading;
+mod pause;
 pub mod places;
 pub(crate) mod proposer;
 pub mod reign;
@@ -29,6 +30,7 @@ use crate::machine::{Change, GroupMachine};
 use crate::raft::{Leadership, RaftNode};
 use crate::settings::NodeSettings;
 use crate::soft::Beats;
+use pause::Pause;
 use proposer::Proposer;
 use reign::Reign;
 use session::{Input, Session};
@@ -36,12 +38,6 @@ use work::{Done, Work};
 
 /// Pause between two looks at deadlines.
 const TICK: Duration = Duration::from_millis(20);
-
-/// Pause between the beginnings of two confirmations of leadership: what arrives meanwhile shares the next one.
-///
-/// A heartbeat is answered within this and a round trip to a majority. A confirmation costs the nodes together about
-/// as much as ten heartbeats.
-const CONFIRM_PAUSE: Duration = Duration::from_micros(2_500);
 
 /// A loop that stood still for longer than this moves all deadlines.
 const GAP_LEAST: Duration = Duration::from_millis(200);
@@ -88,10 +84,7 @@ pub(crate) struct Driver {
     work: FuturesUnordered<Work>,
     reign: Option<Reign>,
     last_tick: Tick,
-    /// No confirmation begins before.
-    confirm_from: Instant,
-    /// That time has not come yet, since the last confirmation began.
-    is_pausing: bool,
+    pause: Pause,
 }
 
 impl Driver {
@@ -112,8 +105,7 @@ impl Driver {
             work: FuturesUnordered::new(),
             reign: None,
             last_tick,
-            confirm_from: Instant::now(),
-            is_pausing: false,
+            pause: Pause::new(Instant::now()),
         };
         (handle, driver)
     }
@@ -126,8 +118,8 @@ impl Driver {
         loop {
             let reign = self.reign.as_ref();
             let is_confirming = reign.is_some_and(|reign| reign.is_confirming);
-            let confirms =
-                !is_confirming && (self.is_pausing || reign.is_some_and(Reign::wants_confirmation));
+            let confirms = !is_confirming
+                && (self.pause.is_on() || reign.is_some_and(Reign::wants_confirmation));
             tokio::select! {
                 biased;
                 _ = closing.wait_for(|closing| *closing) => break,
@@ -146,14 +138,15 @@ impl Driver {
                     self.flush();
                 }
                 Some(done) = self.work.next() => self.done(done),
-                () = sleep_until(self.confirm_from), if confirms => {
-                    self.is_pausing = false;
-                    self.take_all();
-                    self.confirm_waiting();
+                () = sleep_until(self.pause.look_at()), if confirms => {
+                    if self.pause.look(Instant::now(), self.inputs.len()) {
+                        self.take_all();
+                        self.confirm_waiting();
+                    }
                 }
                 // Whatever comes while no confirmation can begin is taken in at once before the next one: a loop that
                 // wakes for each heartbeat costs more than the heartbeats.
-                input = self.inputs.recv(), if !is_confirming && !self.is_pausing => {
+                input = self.inputs.recv(), if !is_confirming && !self.pause.is_on() => {
                     let Some(input) = input else { break };
                     self.take(input);
                 }

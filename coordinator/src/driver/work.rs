@@ -7,10 +7,10 @@ use tenure_core::command::MemberRef;
 use tenure_model::{GroupId, Index, Term, Tick};
 use tokio::time::Instant;
 
+use super::Driver;
 use super::leading::{self, Lane, Outcome, Proposal};
 use super::proposer::{Proposer, Verdict};
 use super::reign::WaitingMembers;
-use super::{CONFIRM_PAUSE, Driver};
 use crate::in_place::off_thread;
 use crate::machine::GroupMachine;
 use crate::raft::{LinearizeError, ProposeError, RaftNode};
@@ -57,8 +57,7 @@ impl Driver {
         let Some(reign) = &mut self.reign else { return };
         let term = reign.term;
         if let Some(waiting) = reign.confirmation() {
-            self.confirm_from = Instant::now() + CONFIRM_PAUSE;
-            self.is_pausing = true;
+            self.pause.begin(Instant::now());
             self.confirm(term, waiting);
         }
     }

@@ -12,6 +12,7 @@ use hdrhistogram::Histogram;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
+use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tempfile::TempDir;
 
@@ -27,6 +28,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(180);
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Groups are found, connections made, and code compiled in this time.
 const WARM_UP: Duration = Duration::from_secs(5);
+/// Before a commit is tried again.
+const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
 const TOPIC: &str = "commits";
 
 /// Commits of offsets: each member is a group of its own, and commits all its partitions in one request.
@@ -85,12 +88,35 @@ fn commit(
         }
         let is_timed = timed.load(Ordering::Relaxed);
         let started = Instant::now();
-        consumer.commit(&offsets, CommitMode::Sync)?;
+        commit_once(&consumer, &offsets, started + CALL_TIMEOUT)?;
         if is_timed {
             record(&mut times, started);
         }
     }
     Ok(times)
+}
+
+/// Commits, again and again while the group's coordinator moves or begins: a consumer would do the same.
+fn commit_once(
+    consumer: &BaseConsumer,
+    offsets: &TopicPartitionList,
+    limit: Instant,
+) -> Result<(), BenchError> {
+    while let Err(error) = consumer.commit(offsets, CommitMode::Sync) {
+        let is_of_the_moment = matches!(
+            error.rdkafka_error_code(),
+            Some(
+                RDKafkaErrorCode::NotCoordinator
+                    | RDKafkaErrorCode::CoordinatorNotAvailable
+                    | RDKafkaErrorCode::CoordinatorLoadInProgress
+            )
+        );
+        if !is_of_the_moment || Instant::now() > limit {
+            return Err(error.into());
+        }
+        std::thread::sleep(COORDINATOR_PAUSE);
+    }
+    Ok(())
 }
 
 fn create_topic(config: &ClientConfig, partitions: i32) -> Result<(), BenchError> {

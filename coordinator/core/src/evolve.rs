@@ -1,6 +1,6 @@
 //! From events to the next state. Cannot fail and decides nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tenure_model::limits::{OPERATOR_HISTORY_MAX, TOMBSTONES_MAX};
@@ -315,6 +315,23 @@ impl State {
     }
 }
 
+/// How many partitions may be moved within a map for each one that comes.
+const MOVES_MAX: usize = 8;
+
+/// Puts in partitions that are new. Where they are many, the map is built anew: its nodes are full then, and stay so as
+/// long as partitions only change. Those of a map that grows one by one are little more than half full, which is much
+/// with a million partitions.
+fn put_in(
+    partitions: &mut BTreeMap<Partition, PartitionState>,
+    mut new: BTreeMap<Partition, PartitionState>,
+) {
+    if partitions.len() <= new.len() * MOVES_MAX {
+        partitions.append(&mut new);
+    } else {
+        partitions.extend(new);
+    }
+}
+
 impl Group {
     fn grow_topic(&mut self, name: &TopicName, topic_id: TopicId, partition_count: u32) {
         let mut is_later_life = false;
@@ -330,12 +347,13 @@ impl Group {
             initial_partition_count: if is_later_life { 0 } else { partition_count },
             frozen_by: None,
         });
-        for index in topic.partition_count..partition_count {
-            if let Some(index) = PartitionIndex::new(index) {
-                self.partitions.entry(Partition { topic_id, index }).or_default();
-            }
-        }
+        let new = topic.partition_count..partition_count;
         topic.partition_count = topic.partition_count.max(partition_count);
+        let new = new.filter_map(|index| {
+            let partition = Partition { topic_id, index: PartitionIndex::new(index)? };
+            Some((partition, PartitionState::default()))
+        });
+        put_in(&mut self.partitions, new.collect());
     }
 
     /// Lines of the target and pins of `from` are those of `to` now.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use prost::Message as _;
 use tenure_core::State;
 use tenure_core::state::{
@@ -32,20 +32,31 @@ const WHAT: &str = "snapshot";
 /// Writes the whole state.
 #[must_use]
 pub fn encode_snapshot(state: &State) -> Vec<u8> {
+    let records = record_count(state);
     let mut body = Writer::default();
-    write_records(&mut body, state);
-    let header = Form::Header(form::Header {
+    // Not one of those that it counts.
+    body.put(Form::Header(form::Header {
         format: FORMAT,
         epoch_counter: state.epoch_counter,
         applied: state.applied.0,
         now_unix_ms: state.now.0,
-        records: body.records,
+        records,
         changes_compacted: Some(state.changes.compacted.0),
         feature_level: write_level(state.level),
-    });
-    let mut bytes = form::SnapshotRecord { record: Some(header) }.encode_length_delimited_to_vec();
-    bytes.extend_from_slice(&body.bytes);
-    bytes
+    }));
+    write_records(&mut body, state);
+    debug_assert_eq!(body.records, records + 1, "each record is counted");
+    body.bytes
+}
+
+/// How many records [`write_records`] makes.
+fn record_count(state: &State) -> u64 {
+    let of_groups = state
+        .groups
+        .values()
+        .map(|group| 1 + group.members.len() + group.topics.len() + group.partitions.len());
+    let all = of_groups.sum::<usize>() + state.operations.len() + state.changes.newest.len();
+    all as u64
 }
 
 /// Where records go, one after the other.
@@ -73,7 +84,7 @@ pub(super) const fn write_level(level: FeatureLevel) -> u32 {
 
 #[derive(Default)]
 struct Writer {
-    bytes: BytesMut,
+    bytes: Vec<u8>,
     records: u64,
 }
 
@@ -81,7 +92,7 @@ impl Records for Writer {
     fn put(&mut self, record: Form) {
         form::SnapshotRecord { record: Some(record) }
             .encode_length_delimited(&mut self.bytes)
-            .expect("a BytesMut grows as needed");
+            .expect("a Vec grows as needed");
         self.records += 1;
     }
 }

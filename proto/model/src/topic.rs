@@ -16,7 +16,12 @@ name!(
 /// Written as Kafka writes it: 22 characters of URL-safe base64 over 16 bytes.
 /// A topic that is deleted and created again has a new id and is a new topic.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TopicId(u128);
+pub struct TopicId {
+    // Halves of the 128 bits: as one number they would have to stand at a multiple of 16 bytes, and a partition, which
+    // every look-up has by the thousand, would be a third larger.
+    high: u64,
+    low: u64,
+}
 
 /// The text is not a topic id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,13 +51,13 @@ impl TopicId {
     /// Makes an id from its 128 bits, most significant first.
     #[must_use]
     pub const fn from_bits(bits: u128) -> Self {
-        Self(bits)
+        Self { high: (bits >> 64) as u64, low: bits as u64 }
     }
 
     /// The id as 128 bits, most significant first.
     #[must_use]
     pub const fn bits(self) -> u128 {
-        self.0
+        (self.high as u128) << 64 | self.low as u128
     }
 
     /// Id for a source that has none of its own, made from the name (FNV-1a, 128 bits).
@@ -70,7 +75,7 @@ impl TopicId {
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
         let hash =
             text.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
-        Self(hash)
+        Self::from_bits(hash)
     }
 
     /// Reads an id in Kafka's form.
@@ -98,18 +103,19 @@ impl TopicId {
                 return Err(error());
             }
         }
-        Ok(Self(bits))
+        Ok(Self::from_bits(bits))
     }
 }
 
 impl fmt::Display for TopicId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = self.bits();
         let mut text = [0_u8; 22];
         for (position, slot) in text.iter_mut().enumerate() {
             let digit = if position < 21 {
-                (self.0 >> (128 - 6 * (position + 1))) & 63
+                (bits >> (128 - 6 * (position + 1))) & 63
             } else {
-                (self.0 & 3) << 4
+                (bits & 3) << 4
             };
             *slot = BASE64[digit as usize];
         }
@@ -178,6 +184,14 @@ mod tests {
             let id = TopicId::from_bits(bits);
             assert_eq!(TopicId::parse(&id.to_string()), Ok(id));
         }
+    }
+
+    #[test]
+    fn topic_ids_are_ordered_as_numbers() {
+        let numbers = [0, 1, u128::from(u64::MAX), 1 << 64, (1 << 64) | 1, u128::MAX];
+        let ids = numbers.map(TopicId::from_bits);
+        assert!(ids.is_sorted_by(|former, latter| former < latter), "{ids:?}");
+        assert_eq!(ids.map(TopicId::bits), numbers);
     }
 
     #[test]

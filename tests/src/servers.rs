@@ -11,11 +11,13 @@ pub mod s3_mock;
 
 mod guarded;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -101,7 +103,7 @@ fn test_binary() -> String {
     stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_owned())
 }
 
-/// A loopback port that nobody listens on.
+/// A loopback port that nobody listens on, another one each time.
 ///
 /// Below the range from which the kernel gives ports to outgoing connections, so that none of
 /// them takes it before the server does.
@@ -111,10 +113,14 @@ fn test_binary() -> String {
 /// When no port in the range is free.
 #[must_use]
 pub fn free_port() -> u16 {
+    /// All that this process has given out: servers that start together must not get one port twice.
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut random = rand::rng();
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     (0..1_000)
         .map(|_| random.random_range(12_000..32_000))
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .find(|port| given.insert(*port))
         .expect("one loopback port from 12000 to 31999 is free")
 }
 

@@ -185,9 +185,9 @@ impl<M: Machine> RaftNode<M> {
         change.submit(Changes::RemoveNodes(BTreeSet::from([node]))).await
     }
 
-    /// Hands leadership over; tells where the change has to be repeated.
+    /// Hands leadership over while a change has its turn; tells where it has to be repeated.
     async fn hand_over(&self, limit: Duration) -> ChangeError {
-        match self.transfer_leadership(None, limit).await {
+        match self.transfer_within_change(limit).await {
             Ok(_) | Err(TransferError::NotLeader) => {
                 let leader = self.leadership().borrow().leader_client_address.clone();
                 ChangeError::NotLeader { leader }

@@ -474,26 +474,55 @@ impl<M: Machine> RaftNode<M> {
         to: Option<NodeId>,
         limit: Duration,
     ) -> Result<NodeId, TransferError> {
+        let deadline = Instant::now() + limit;
+        // A change of the membership could take the target its vote meanwhile. A raft leader that is left with the only
+        // vote would wait for it for ever.
+        let turn = timeout_at(deadline, self.0.changing.lock()).await;
+        let turn = turn.map_err(|_elapsed| TransferError::TimedOut)?;
+        let asked = self.ask_to_lead(to).await?;
+        drop(turn);
+        self.led_by_another(asked, deadline).await
+    }
+
+    /// As [`RaftNode::transfer_leadership`], for the change whose turn it is.
+    async fn transfer_within_change(&self, limit: Duration) -> Result<NodeId, TransferError> {
+        let asked = self.ask_to_lead(None).await?;
+        self.led_by_another(asked, Instant::now() + limit).await
+    }
+
+    /// Asks a voter to take over; nobody where this node is to lead.
+    async fn ask_to_lead(&self, to: Option<NodeId>) -> Result<Option<NodeId>, TransferError> {
         let status = self.status();
         let me = status.node;
         if status.leader != Some(me) {
             return Err(TransferError::NotLeader);
         }
         if to == Some(me) {
-            return Ok(me);
+            return Ok(None);
         }
         let voters = status.nodes.into_iter().filter(|other| other.is_voter && other.node != me);
         let candidates = voters.filter(|other| to.is_none_or(|to| to == other.node));
         let target =
             candidates.max_by_key(|other| other.matched).ok_or(TransferError::NoTarget)?.node;
-        let mut leadership = self.leadership();
         let asked = self.0.library.trigger().transfer_leader(target).await;
         asked.map_err(|_fatal| TransferError::Stopped)?;
+        Ok(Some(target))
+    }
+
+    /// Waits until `asked` leads, or yet another node; gives this one where nobody was asked.
+    async fn led_by_another(
+        &self,
+        asked: Option<NodeId>,
+        deadline: Instant,
+    ) -> Result<NodeId, TransferError> {
+        let me = self.0.settings.node;
+        let Some(asked) = asked else { return Ok(me) };
+        let mut leadership = self.leadership();
         let moved = leadership.wait_for(|now| now.leader.is_some_and(|leader| leader != me));
-        match timeout(limit, moved).await {
+        match timeout_at(deadline, moved).await {
             Err(_elapsed) => Err(TransferError::TimedOut),
             Ok(Err(_closed)) => Err(TransferError::Stopped),
-            Ok(Ok(now)) => Ok(now.leader.unwrap_or(target)),
+            Ok(Ok(now)) => Ok(now.leader.unwrap_or(asked)),
         }
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use changes::{Driver, Truth};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use rig::{PATIENCE, Rig, client, until};
+use rig::{PATIENCE, Rig, client, until, watching};
 use tenure_core::Command;
 use tenure_model::{Index, Term};
 use tenure_proto::v1::history_request::At;
@@ -149,9 +149,9 @@ async fn watcher_that_comes_too_late_is_told_so_and_goes_on_from_a_list() {
     let rig = Rig::start().await;
     let mut driver = Driver::new(1);
     driver.found_large(&rig, 30_000).await;
-    let mut client = client(rig.running().next().unwrap().client_address()).await;
+    let client = client(rig.running().next().unwrap().client_address()).await;
     let watch = |from_revision| v1::WatchRequest { group: String::new(), from_revision };
-    let mut stream = client.watch(watch(1)).await.unwrap().into_inner();
+    let mut stream = watching(&client, watch(1)).await;
     let Some(Message::Compacted(compacted)) = stream.message().await.unwrap().unwrap().message
     else {
         panic!("the first revisions are forgotten");
@@ -165,7 +165,7 @@ async fn watcher_that_comes_too_late_is_told_so_and_goes_on_from_a_list() {
         (listed.revision >= compacted.list_from).then_some(listed)
     })
     .await;
-    let mut stream = client.watch(watch(listed.revision + 1)).await.unwrap().into_inner();
+    let mut stream = watching(&client, watch(listed.revision + 1)).await;
     let index = driver.entry(&rig, vec![driver.join("late")]).await;
     loop {
         match stream.message().await.unwrap().unwrap().message.unwrap() {
@@ -185,14 +185,14 @@ async fn watcher_that_does_not_read_is_cut_and_resumes_without_a_gap() {
     let rig = Rig::start().await;
     let mut driver = Driver::new(2);
     let first = driver.found_large(&rig, 20_000).await;
-    let mut client = client(rig.running().next().unwrap().client_address()).await;
+    let client = client(rig.running().next().unwrap().client_address()).await;
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     let mut from_revision = first.0;
     let mut cuts = 0;
     // More than the connection and the queue hold: the node has to wait for room, and waits 10 s for it.
     loop {
         let request = v1::WatchRequest { group: String::new(), from_revision };
-        let mut stream = client.watch(request).await.unwrap().into_inner();
+        let mut stream = watching(&client, request).await;
         if cuts == 0 {
             tokio::time::sleep(Duration::from_secs(13)).await;
         }
@@ -244,7 +244,7 @@ async fn entries_without_changes_move_progress_and_not_the_stream() {
     let request = v1::WatchRequest { group: String::new(), from_revision: 0 };
     let leader = rig.leader().await;
     let mut client = client(rig.node(leader).client_address()).await;
-    let mut stream = client.watch(request).await.unwrap().into_inner();
+    let mut stream = watching(&client, request).await;
     let first = stream.message().await.unwrap().unwrap().message;
     assert_eq!(first, Some(Message::Progress(v1::Progress { revision: idle.0 })));
     let far = At::Revision(idle.0 + 1_000_000);

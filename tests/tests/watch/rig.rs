@@ -10,9 +10,11 @@ use tempfile::TempDir;
 use tenure_coordinator::raft::{NodeAddresses, NodeId};
 use tenure_coordinator::settings::{Peer, StartMode};
 use tenure_coordinator::{Node, NodeSettings};
+use tenure_proto::v1;
 use tenure_proto::v1::ownership_client::OwnershipClient;
 use tenure_tests::servers::free_port;
 use tokio::time::{Instant, sleep, timeout};
+use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
 /// No condition of these tests takes longer on a busy machine.
@@ -200,4 +202,16 @@ pub(crate) async fn until<T, F: Future<Output = Option<T>>>(
 pub(crate) async fn client(address: SocketAddr) -> OwnershipClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     OwnershipClient::new(until("a connection", || async { endpoint.connect().await.ok() }).await)
+}
+
+/// Begins a watch; on a machine that is full an election may come between.
+pub(crate) async fn watching(
+    client: &OwnershipClient<Channel>,
+    request: v1::WatchRequest,
+) -> Streaming<v1::WatchResponse> {
+    let begin = || {
+        let (mut client, request) = (client.clone(), request.clone());
+        async move { client.watch(request).await.ok() }
+    };
+    until("a watch", begin).await.into_inner()
 }

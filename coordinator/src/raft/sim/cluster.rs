@@ -198,6 +198,15 @@ impl Cluster {
         NODES.iter().map(membership).collect()
     }
 
+    /// What each node that runs tells of itself.
+    pub(super) fn told(&self) -> Vec<String> {
+        let told = |node: &NodeId| {
+            let metrics = self.lines.node(*node)?.library.metrics().borrow_watched().clone();
+            Some(format!("node {node} says {metrics}"))
+        };
+        NODES.iter().filter_map(told).collect()
+    }
+
     /// Last index applied on each node; nothing for one that is down.
     pub(super) fn applied(&self) -> Vec<Option<u64>> {
         let applied = |node: &NodeId| Some(self.lines.node(*node)?.replica.applied().borrow().0);

@@ -207,8 +207,14 @@ async fn fault(cluster: &mut Cluster, rng: &mut Rng, count: u64) {
         }
         11 | 12 => changes::change(cluster, node).await,
         _ => {
-            if let Some(up) = cluster.leader().and_then(|leader| cluster.lines.node(leader)) {
-                let _asked = up.library.trigger().transfer_leader(node).await;
+            if let Some(leader) = cluster.leader()
+                && let Some(up) = cluster.lines.node(leader)
+            {
+                // As in production: another voter, or nobody. A raft leader that alone has a vote would wait for
+                // itself or for a learner for ever.
+                if leader != node && up.library.voter_ids().any(|voter| voter == node) {
+                    let _asked = up.library.trigger().transfer_leader(node).await;
+                }
                 let payload = crate::stored::encode_batch(
                     tenure_model::Timestamp(count),
                     &[clients::raise_floor(count)],
@@ -248,6 +254,9 @@ async fn settle(cluster: &Cluster, doors: &Doors, rng: &mut Rng) {
     let command = [clients::raise_floor(1_000_000)];
     let last = clients::insist(doors, &command, rng);
     if SimRuntime::timeout(HEALED_WITHIN, last).await.is_err() {
+        for told in cluster.told() {
+            oracle.say(&told);
+        }
         return oracle.fail("no entry is committed after everything has healed");
     }
     let end = SimInstant::now() + HEALED_WITHIN;

@@ -170,6 +170,20 @@ async fn leadership_moves_on_request_and_both_sides_hear_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leadership_is_not_handed_over_while_a_change_could_take_the_target_its_vote() {
+    let cluster = Cluster::of(3).await;
+    let old = cluster.leader().await;
+    let leader = cluster.node(old);
+    let turn = leader.0.changing.lock().await;
+    let asked = leader.transfer_leadership(None, Duration::from_millis(50)).await;
+    assert_eq!(asked, Err(TransferError::TimedOut));
+    leader.propose(bytes("goes on"), None).await.expect("nobody was asked to take over");
+    drop(turn);
+    let moved = leader.transfer_leadership(None, PATIENCE).await.unwrap();
+    assert_ne!(moved, NodeId(old as u64 + 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_that_cannot_go_on_stops_the_node_with_its_words() {
     for (payload, words) in [("fatal", "the toy broke"), ("panic", "the toy panicked")] {
         let cluster = Cluster::of(1).await;

@@ -45,7 +45,7 @@ pub fn encode_snapshot(state: &State) -> Vec<u8> {
         feature_level: write_level(state.level),
     }));
     write_records(&mut body, state);
-    debug_assert_eq!(body.records, records + 1, "each record is counted");
+    assert_eq!(body.records, records + 1, "a snapshot that cannot be read again is never written");
     body.bytes
 }
 

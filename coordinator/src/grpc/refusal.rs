@@ -158,6 +158,9 @@ impl From<TransferError> for Refusal {
             TransferError::NoTarget => {
                 Self::new(ErrorCode::InvalidArgument, format!("to: {error}"))
             }
+            TransferError::Busy => {
+                Self::new(ErrorCode::Overloaded, format!("{error}: try again after a pause"))
+            }
             TransferError::TimedOut => {
                 Self::new(ErrorCode::Unknown, format!("{error}: look at the cluster"))
             }

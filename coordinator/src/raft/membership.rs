@@ -193,6 +193,7 @@ impl<M: Machine> RaftNode<M> {
                 ChangeError::NotLeader { leader }
             }
             Err(TransferError::NoTarget | TransferError::TimedOut) => ChangeError::NoLeader,
+            Err(TransferError::Busy) => ChangeError::Busy,
             Err(TransferError::Stopped) => ChangeError::Stopped,
         }
     }

@@ -155,6 +155,9 @@ pub enum TransferError {
     /// There is no other voter of that id.
     #[error("there is no other voter to take over")]
     NoTarget,
+    /// A change of the cluster was under way for too long. Nobody was asked.
+    #[error("a change of the cluster is under way")]
+    Busy,
     /// This node still leads.
     #[error("the other node did not take over in time")]
     TimedOut,
@@ -466,6 +469,8 @@ impl<M: Machine> RaftNode<M> {
 
     /// Hands leadership to another voter, to the most advanced one if none is named. Gives who leads then.
     ///
+    /// Waits for a change of the cluster that is under way, and for the next raft leader: for both together up to `limit`.
+    ///
     /// # Errors
     ///
     /// [`TransferError`].
@@ -475,10 +480,10 @@ impl<M: Machine> RaftNode<M> {
         limit: Duration,
     ) -> Result<NodeId, TransferError> {
         let deadline = Instant::now() + limit;
-        // A change of the membership could take the target its vote meanwhile. A raft leader that is left with the only
-        // vote would wait for it for ever.
+        // A change of the membership could take away the target's vote meanwhile. A raft leader that is left with the
+        // only vote would wait for the target for ever.
         let turn = timeout_at(deadline, self.0.changing.lock()).await;
-        let turn = turn.map_err(|_elapsed| TransferError::TimedOut)?;
+        let turn = turn.map_err(|_elapsed| TransferError::Busy)?;
         let asked = self.ask_to_lead(to).await?;
         drop(turn);
         self.led_by_another(asked, deadline).await

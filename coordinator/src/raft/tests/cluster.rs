@@ -176,7 +176,7 @@ async fn leadership_is_not_handed_over_while_a_change_could_take_the_target_its_
     let leader = cluster.node(old);
     let turn = leader.0.changing.lock().await;
     let asked = leader.transfer_leadership(None, Duration::from_millis(50)).await;
-    assert_eq!(asked, Err(TransferError::TimedOut));
+    assert_eq!(asked, Err(TransferError::Busy));
     leader.propose(bytes("goes on"), None).await.expect("nobody was asked to take over");
     drop(turn);
     let moved = leader.transfer_leadership(None, PATIENCE).await.unwrap();
